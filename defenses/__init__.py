@@ -1,0 +1,10 @@
+"""The built-in defenses, one family per file: what a verifier makes of the signals.
+
+To add one: write the class, add its line here, and the contract tests run over it.
+"""
+
+DEFENSES = {
+    "none": "sentinel_bench.defenses.none:NoDefense",
+    "averaging": "sentinel_bench.defenses.sentinel:Averaging",
+    "sentinel": "sentinel_bench.defenses.sentinel:Sentinel",
+}

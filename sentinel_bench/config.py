@@ -219,11 +219,28 @@ class Cell(Frozen):
     scenario: Scenario
     attack: Component
     defense: Component
+    tuned: dict[str, Any] = Field({}, description="the track's own settings of this defense")
 
     @property
     def label(self) -> str:
         """Short name: `attack-vs-defense`."""
         return f"{self.attack.name}-vs-{self.defense.name}"
+
+    @property
+    def resolved_defense(self) -> Component:
+        """The defense with the track's settings under the given ones.
+
+        Given `values` name another set of settings: then the track's are left out.
+        """
+        if "values" in self.defense.params:
+            return self.defense
+        params = merge(_spread(self.tuned, self.defense.params), self.defense.params)
+        return Component(name=self.defense.name, params=params)
+
+    @property
+    def is_baseline(self) -> bool:
+        """True for the run with no attack and no defense that all others are compared with."""
+        return self.attack.name == "none" and self.defense.name == "none"
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -245,6 +262,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
         merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
     return merged
+
+
+def _spread(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `under` without what a plain value in `over` replaces as a whole."""
+    return {k: v for k, v in under.items() if k not in over or isinstance(over[k], Mapping)}
 
 
 def set_dotted(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -22,7 +22,14 @@ class ConfigError(SentinelBenchError):
 
 
 class PluginError(SentinelBenchError):
-    """An attack or a defense broke its contract, or could not be imported."""
+    """An attack or a defense broke its contract, or could not be imported.
+
+    `party` is who is at fault: "attack" or "defense".
+    """
+
+    def __init__(self, message: str, party: str = "plugin") -> None:
+        super().__init__(message)
+        self.party = party
 
 
 class RunError(SentinelBenchError):

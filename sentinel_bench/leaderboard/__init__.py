@@ -1,0 +1,9 @@
+"""Leaderboards: Markdown tables made of `result.json` files, and the data behind them.
+
+Nothing is taken from a result but numbers and escaped names; the same results give the same bytes.
+"""
+
+from sentinel_bench.leaderboard._build import build
+from sentinel_bench.leaderboard._summary import summarize
+
+__all__ = ["build", "summarize"]

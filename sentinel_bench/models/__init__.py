@@ -1,0 +1,1 @@
+"""Model presets (`presets.py`, without torch) and how they are built (`build.py`)."""

@@ -1,0 +1,1 @@
+"""The pipeline: stages, the boundaries between them, and the training loop."""

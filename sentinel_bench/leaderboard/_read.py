@@ -1,0 +1,175 @@
+"""Find and check `result.json` files. One that cannot be used is a problem with a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sentinel_bench.errors import ConfigError
+
+NUMBERS = (
+    *("precision", "recall", "f1", "detection_steps_mean", "false_bans", "validation_loss"),
+    *("excess_loss", "relative_tps", "acted", "attackers"),
+)
+_SEEDS = ("model", "data", "threat")
+_TRACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes the name of a folder
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell's result, checked. `place` is its path below the folder that was searched."""
+
+    place: str
+    digest: str
+    finished: str
+    track: str
+    attack: str
+    mode: str
+    defense: str
+    seeds: tuple[int, ...]
+    scenario: str
+    setting: str
+    outcome: str
+    reason: str
+    scores: Mapping[str, float | None]
+    versions: tuple[tuple[str, str], ...]
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A result file that was left out, and why."""
+
+    place: str
+    reason: str
+
+
+def read(roots: Iterable[Path]) -> tuple[list[Result], list[Problem]]:
+    """Read every `result.json` at or below `roots`, each once, in the order of their places.
+
+    Raises:
+        ConfigError: a root does not exist.
+    """
+    results: list[Result] = []
+    problems: list[Problem] = []
+    seen: set[Path] = set()
+    for root in sorted(roots):
+        if not root.exists():
+            raise ConfigError(f"{root}: no such file or folder to read results from")
+        base = (root if root.is_dir() else root.parent).resolve()
+        for path in _files(root):
+            if path in seen:
+                continue
+            seen.add(path)
+            place = f"{base.name}/{path.relative_to(base).as_posix()}"
+            try:
+                results.append(_parse(place, json.loads(path.read_bytes(), parse_constant=_refuse)))
+            except (OSError, ValueError, RecursionError) as error:
+                text = error.strerror if isinstance(error, OSError) else str(error)
+                problems.append(Problem(place, text or type(error).__name__))
+    results.sort(key=lambda r: (r.place, r.digest))
+    problems.sort(key=lambda p: (p.place, p.reason))
+    return results, problems
+
+
+def _files(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return [root.resolve()]
+    found = os.walk(root.resolve())
+    return sorted(
+        Path(folder, "result.json") for folder, _, names in found if "result.json" in names
+    )
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _parse(place: str, data: Any) -> Result:
+    """Check the content of a file.
+
+    Raises:
+        ValueError: a part is missing or of a wrong kind.
+    """
+    if not isinstance(data, dict) or data.get("schema") != 1:
+        raise ValueError("not a result of schema 1")
+    cell, scores = _mapping(data, "cell"), _mapping(data, "scores")
+    seeds = _mapping(cell, "seeds")
+    track, outcome = _text(cell, "track"), _text(scores, "outcome")
+    if not _TRACK.fullmatch(track):
+        raise ValueError(f"track {track[:80]!r} is not fit for the name of a folder")
+    if outcome not in ("defended", "broken", "invalid"):
+        raise ValueError(f"outcome {outcome[:80]!r} is unknown")
+    if any(type(seeds.get(name)) is not int for name in _SEEDS):
+        raise ValueError("cell.seeds must hold whole numbers for model, data and threat")
+    attack = _text(cell, "attack")
+    return Result(
+        place=place,
+        digest=_text(data, "digest"),
+        finished=_text(data, "finished", optional=True),
+        track=track,
+        attack=attack,
+        mode="" if attack == "none" else _text(cell, "mode"),
+        defense=_text(cell, "defense"),
+        seeds=tuple(seeds[name] for name in _SEEDS),
+        scenario=_text(cell, "scenario"),
+        setting=_setting(cell.get("setting")),
+        outcome=outcome,
+        reason=_text(scores, "reason", optional=True),
+        scores={name: _number(scores, name) for name in NUMBERS},
+        versions=_versions(data.get("provenance")),
+        commands=_commands(data.get("commands")),
+    )
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} is missing or not an object")
+    return value
+
+
+def _text(data: Mapping[str, Any], key: str, optional: bool = False) -> str:
+    value = data.get(key)
+    if value is None and optional:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is missing or not text")
+    return value
+
+
+def _number(scores: Mapping[str, Any], key: str) -> float | None:
+    value = scores.get(key)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not -1e300 < value < 1e300:
+        raise ValueError(f"scores.{key} is not a finite number")
+    return float(value)
+
+
+def _setting(value: Any) -> str:
+    """Say the scale in words, so that a tiny setting is not read as a published one."""
+    if not isinstance(value, dict):
+        return "setting not named"
+    get = value.get
+    grid = f"{get('stages')} stages x {get('replicas')} replicas"
+    return f"{get('model')}, {grid}, {get('steps')} steps, {get('device')}"
+
+
+def _versions(provenance: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(provenance, dict):
+        return ()
+    packages = provenance.get("packages")
+    found = dict(packages) if isinstance(packages, dict) else {}
+    found["python"] = provenance.get("python")
+    return tuple((str(k), v) for k, v in sorted(found.items()) if isinstance(v, str))
+
+
+def _commands(value: Any) -> tuple[str, ...]:
+    items: Sequence[Any] = value if isinstance(value, list) else ()
+    return tuple(item for item in items if isinstance(item, str))

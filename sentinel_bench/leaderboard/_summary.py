@@ -1,0 +1,163 @@
+"""Group results into rows, one for each attack, mode and defense in a setting, with spread."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sentinel_bench.errors import ConfigError, nearest
+from sentinel_bench.leaderboard._read import NUMBERS, Result, read
+
+# Student's t for 1 to 30 degrees of freedom: the textbook two-sided 95 % values.
+T_95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+def summarize(results: Sequence[Path], track: str | None = None) -> dict[str, Any]:
+    """Return what the leaderboards show, JSON-able and in their order.
+
+    Args:
+        results: folders that are searched for `result.json`, or such files.
+        track: only this one; default: all.
+
+    Returns:
+        `problems`: files left out, each with `path` and `reason`; `tracks`: for each track
+        `settings`, `seeds` (the most that a row has), `rows`, `notes`, `versions`, `commands`.
+
+    Raises:
+        ConfigError: a path does not exist, or there is no usable result (of the track).
+    """
+    found, problems = read(results)
+    by_track: dict[str, list[Result]] = defaultdict(list)
+    for item in found:
+        by_track[item.track].append(item)
+    if not by_track:
+        reason = f"; {problems[0].place}: {problems[0].reason}" if problems else ""
+        raise ConfigError(f"no usable result.json below {', '.join(map(str, results))}{reason}")
+    if track is not None and track not in by_track:
+        raise ConfigError(f"no result is of track {track!r}{nearest(track, by_track)}")
+    names = sorted(by_track) if track is None else [track]
+    return {
+        "schema": 1,
+        "problems": [{"path": p.place, "reason": p.reason} for p in problems],
+        "tracks": {name: _track(by_track[name]) for name in names},
+    }
+
+
+def interval(values: Sequence[float]) -> dict[str, float | int | None]:
+    """Return mean, half width of the 95 % t-interval (None below two values) and number.
+
+    Beyond 31 values the quantile of 30 degrees of freedom is used, which is slightly too wide.
+    """
+    n = len(values)
+    if n == 0:
+        return {"mean": None, "half": None, "n": 0}
+    mean = math.fsum(values) / n
+    if n == 1:
+        return {"mean": mean, "half": None, "n": 1}
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    return {"mean": mean, "half": T_95[min(n - 1, 30) - 1] * deviation / math.sqrt(n), "n": n}
+
+
+def _track(results: list[Result]) -> dict[str, Any]:
+    kept, notes = _newest(results)
+    groups: dict[tuple[str, str, str, str], list[Result]] = defaultdict(list)
+    for item in kept:
+        groups[item.defense, item.attack, item.mode, item.scenario].append(item)
+    settings: dict[str, str] = {}
+    for item in sorted(kept, key=lambda r: (r.scenario, r.setting)):
+        settings.setdefault(item.scenario, item.setting)
+    rows = [_row(groups[key], list(settings)) for key in sorted(groups, key=_order)]
+    most = max(row["n"] for row in rows)
+    for row in rows:
+        if row["n"] < most:
+            row["marks"].append(f"fewer seeds: {row['n']} of {most}")
+    return {
+        "settings": [
+            {"number": number, "digest": digest, "text": text}
+            for number, (digest, text) in enumerate(settings.items(), start=1)
+        ],
+        "seeds": most,
+        "rows": rows,
+        "notes": notes,
+        "versions": _versions(kept),
+        "commands": sorted({command for item in kept for command in item.commands}),
+    }
+
+
+def _newest(results: Iterable[Result]) -> tuple[list[Result], list[str]]:
+    """Keep the newest result of each digest, then of each cell and seeds; note what is left out."""
+    notes = []
+    kept = list(results)
+    for what, key in (
+        ("one digest", lambda r: (r.digest,)),
+        ("the same seeds and other versions", _cell),
+    ):
+        groups: dict[tuple[Any, ...], list[Result]] = defaultdict(list)
+        for item in kept:
+            groups[key(item)].append(item)
+        kept = [max(group, key=lambda r: (r.finished, r.place)) for group in groups.values()]
+        for group, newest in zip(groups.values(), kept, strict=True):
+            if len(group) > 1:
+                seeds = "/".join(map(str, newest.seeds))
+                name = f"{newest.attack} {newest.mode}".strip()
+                notes.append(
+                    f"{name} against {newest.defense}, seeds {seeds}: {len(group)} results of "
+                    f"{what}; the newest is kept, {newest.place}"
+                )
+    return sorted(kept, key=lambda r: (_cell(r), r.place)), sorted(notes)
+
+
+def _cell(item: Result) -> tuple[Any, ...]:
+    return item.defense, item.attack, item.mode, item.scenario, item.seeds
+
+
+def _order(key: tuple[str, str, str, str]) -> tuple[Any, ...]:
+    defense, attack, mode, scenario = key
+    return defense != "none", defense, attack != "none", attack, mode, scenario
+
+
+def _row(results: list[Result], scenarios: list[str]) -> dict[str, Any]:
+    valid = [item for item in results if item.outcome != "invalid"]
+    first, outcomes = results[0], Counter(item.outcome for item in results)
+    invalid = [
+        {"seeds": list(item.seeds), "reason": item.reason, "path": item.place}
+        for item in results
+        if item.outcome == "invalid"
+    ]
+    marks = [f"{len(invalid)} invalid"] if invalid else []
+    if any(item.scores["attackers"] and not item.scores["acted"] for item in valid):
+        marks.append("no attacker acted")
+    bare = first.attack == "none" and first.defense == "none"
+    if not bare and any(item.scores["excess_loss"] is None for item in valid):
+        marks.append("excess loss unknown for some seeds")
+    values = {
+        name: interval([v for item in valid if (v := item.scores[name]) is not None])
+        for name in NUMBERS
+    }
+    return {
+        "defense": first.defense,
+        "attack": first.attack,
+        "mode": first.mode,
+        "setting": scenarios.index(first.scenario) + 1,
+        "seeds": [dict(zip(("model", "data", "threat"), r.seeds, strict=True)) for r in results],
+        "n": len(valid),
+        "metrics": values,
+        "outcomes": {name: outcomes[name] for name in ("defended", "broken", "invalid")},
+        "invalid": invalid,
+        "marks": marks,
+    }
+
+
+def _versions(results: Iterable[Result]) -> dict[str, list[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for item in results:
+        for name, version in item.versions:
+            found[name].add(version)
+    return {name: sorted(found[name]) for name in sorted(found)}

@@ -1,0 +1,114 @@
+"""What happens to the signals of all replicas at a boundary, in both directions.
+
+Two kinds: `LiveExchange` (attackers send, the defense inspects) and `WarmupExchange` (all honest;
+any number of defenses and histories watch, so that cells can share one warm-up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from sentinel_bench.api import Defense, Direction, Signals
+from sentinel_bench.pipeline.inspect import Inspector, check, end_step, learn, row_mask
+from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
+
+
+class Exchange(Protocol):
+    """What a boundary needs."""
+
+    @property
+    def idle(self) -> bool:
+        """True if no signal is looked at or changed: the boundaries are then left out."""
+
+    def cross(
+        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
+    ) -> tuple[Tensor, list[bool]]:
+        """Let the signals `x` `[replicas, batch, tokens, hidden]` that `stage` sends cross."""
+
+
+class WarmupExchange:
+    """Honest workers, watched by defenses whose flags do not count."""
+
+    def __init__(self, defenses: Sequence[Defense[Any]], history: History) -> None:
+        self._defenses = [d for d in defenses if not d.passive]
+        self._history = history
+        self._received: dict[tuple[int, Direction], Tensor] = {}
+        self.step = 0
+
+    @property
+    def idle(self) -> bool:
+        """True if nobody watches."""
+        return not self._defenses and self._history.empty
+
+    def cross(
+        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
+    ) -> tuple[Tensor, list[bool]]:
+        """Show the signals to all that watch, and pass them on."""
+        self._history.record(stage, direction, x)
+        all_of_them = row_mask([True] * len(x), x)
+        received = self._received.get((stage, direction))
+        for defense in self._defenses:
+            signals = Signals(stage, direction, self.step, x, received, all_of_them)
+            check(defense, signals)
+            learn(defense, signals, all_of_them)
+        self._received[_next_stage(stage, direction), direction] = x
+        return x, tainted
+
+    def end_step(self) -> None:
+        """Close a step."""
+        for defense in self._defenses:
+            end_step(defense, self.step)
+        self._received.clear()
+
+
+class LiveExchange:
+    """Attackers send, the defense inspects.
+
+    Args:
+        tamperer, inspector: the two sides.
+        on_act: called with (step, stage, replica, direction) at every tampered signal.
+    """
+
+    def __init__(
+        self,
+        tamperer: Tamperer,
+        inspector: Inspector,
+        on_act: Callable[[int, int, int, Direction], None],
+    ) -> None:
+        self.inspector = inspector
+        self.step = 0
+        self._tamperer = tamperer
+        self._on_act = on_act
+        self._received: dict[tuple[int, Direction], Tensor] = {}
+
+    @property
+    def idle(self) -> bool:
+        """True if there is neither an attacker nor a defense."""
+        return self._tamperer.idle and self.inspector.passive
+
+    def cross(
+        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
+    ) -> tuple[Tensor, list[bool]]:
+        """Let attackers tamper and the defense inspect; return what arrives."""
+        received = self._received.get((stage, direction))
+        sent: Sent = self._tamperer.send(stage, direction, self.step, x, received)
+        for replica, tampered in enumerate(sent.tampered):
+            if tampered:
+                self._on_act(self.step, stage, replica, direction)
+        out, tainted = self.inspector.inspect(
+            stage, direction, self.step, sent, received, tainted
+        )
+        self._received[_next_stage(stage, direction), direction] = out
+        return out, tainted
+
+    def end_step(self) -> None:
+        """Forget the signals of this step."""
+        self._received.clear()
+
+
+def _next_stage(stage: int, direction: Direction) -> int:
+    """Return the stage that receives what `stage` sends."""
+    return stage + 1 if direction == "activation" else stage - 1

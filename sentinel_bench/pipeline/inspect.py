@@ -1,0 +1,223 @@
+"""The trusted side of a boundary: a defense looks, the ledger decides, the signal is passed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sentinel_bench.api import Defense, Direction, Signals, Verdict
+from sentinel_bench.errors import PluginError, SentinelBenchError
+from sentinel_bench.ledger import Ban, Ledger
+from sentinel_bench.pipeline.tamper import Sent
+
+
+class Log(Protocol):
+    """Where events go."""
+
+    def append(self, kind: str, **fields: Any) -> None:
+        """Add one row."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one step; pairs are [honest, tampered]."""
+
+    checked: list[int] = field(default_factory=lambda: [0, 0])
+    flagged: list[int] = field(default_factory=lambda: [0, 0])
+    tampered: int = 0
+
+
+class Inspector:
+    """Checks all signals of a cell with one defense.
+
+    Args:
+        defense: started, and warmed up.
+        ledger: the response.
+        log: gets flags and amnesties.
+    """
+
+    def __init__(self, defense: Defense[Any], ledger: Ledger, log: Log) -> None:
+        self.ledger = ledger
+        self.tally = Tally()
+        self.late: dict[int, int] = {}
+        """Ranks first tainted in this step's backward pass, and the stage that sent the lie."""
+        self.tainted = [False] * ledger.replicas
+        self._defense = defense
+        self._log = log
+
+    @property
+    def passive(self) -> bool:
+        """True if the defense never looks at a signal."""
+        return self._defense.passive
+
+    def inspect(
+        self,
+        stage: int,
+        direction: Direction,
+        step: int,
+        sent: Sent,
+        received: Tensor | None,
+        tainted: list[bool],
+    ) -> tuple[Tensor, list[bool]]:
+        """Check what `stage` sent; return what is passed on, and the tainted ranks."""
+        self.tally.tampered += sum(sent.tampered)
+        if self._defense.passive:
+            return sent.x, tainted
+        intact = intact_rows(sent)
+        x = sent.x if all(intact) else zero_rows(sent.x, [not i for i in intact])
+        lost = [self.ledger.lost(r) for r in range(len(intact))]
+        tested = [
+            not (t or gone or self.ledger.banned(stage, r))
+            for r, (t, gone) in enumerate(zip(tainted, lost, strict=True))
+        ]
+        active = [t and i for t, i in zip(tested, intact, strict=True)]
+        signals = Signals(stage, direction, step, x, received, row_mask(active, x))
+        verdict = check(self._defense, signals)
+        flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
+        severe = [s or not i for s, i in zip(verdict.severe.tolist(), intact, strict=True)]
+        ruling = self.ledger.judge(stage, flagged, severe, tested)
+        self._count(stage, direction, step, sent, flagged, tested, verdict)
+        if ruling.amnesty:
+            self._log.append(
+                "amnesty", step=step, stage=stage, direction=direction, replicas=ruling.amnesty
+            )
+        clean = [c and i for c, i in zip(ruling.clean, intact, strict=True)]
+        learn(self._defense, signals, row_mask(clean, x))
+        broken = [t and not i for t, i in zip(tested, intact, strict=True)]
+        now = [a or b or c for a, b, c in zip(tainted, ruling.flagged, broken, strict=True)]
+        self._taint(stage, direction, now)
+        if direction == "gradient" and any(now):
+            x = self._substitute(x, now, verdict.reference)
+        return x, now
+
+    def end_step(self, step: int) -> list[Ban]:
+        """Close a step: fences move, workers are banned; counts and taints start anew."""
+        if not self._defense.passive:
+            end_step(self._defense, step)
+        bans = self.ledger.end_step()
+        for ban in bans:
+            self._log.append(
+                "ban", step=step, stage=ban.stage, replica=ban.replica, reason=ban.reason
+            )
+        self.tally = Tally()
+        self.tainted = [False] * self.ledger.replicas
+        self.late = {}
+        return bans
+
+    def state_bytes(self) -> int:
+        """Return the memory that the defense keeps."""
+        return self._defense.state_bytes()
+
+    def excluded(self) -> list[bool]:
+        """Return the ranks that are left out of this step's weight gradients."""
+        quarantine = self.ledger.policy.quarantine
+        return [(quarantine and t) or self.ledger.lost(r) for r, t in enumerate(self.tainted)]
+
+    def _taint(self, stage: int, direction: Direction, now: list[bool]) -> None:
+        for replica, tainted in enumerate(now):
+            if tainted and not self.tainted[replica]:
+                self.tainted[replica] = True
+                if direction == "gradient":
+                    self.late[replica] = stage
+
+    def _substitute(self, x: Tensor, rows: list[bool], reference: Tensor | None) -> Tensor:
+        """Replace the gradients of tainted ranks; quarantined ones leave no trace in any weight."""
+        policy = self.ledger.policy
+        if policy.quarantine or policy.substitute == "zeros" or reference is None:
+            return zero_rows(x, rows)
+        return torch.where(row_mask(rows, x).view(-1, 1, 1, 1), reference, x)
+
+    def _count(
+        self,
+        stage: int,
+        direction: Direction,
+        step: int,
+        sent: Sent,
+        flagged: list[bool],
+        tested: list[bool],
+        verdict: Verdict,
+    ) -> None:
+        for replica, tampered in enumerate(sent.tampered):
+            if not tested[replica]:
+                continue
+            self.tally.checked[tampered] += 1
+            if flagged[replica]:
+                self.tally.flagged[tampered] += 1
+                self._log.append(
+                    "flag",
+                    step=step,
+                    stage=stage,
+                    replica=replica,
+                    direction=direction,
+                    tampered=tampered,
+                    statistics={
+                        name: [float(values[replica]), low, high]
+                        for name, (values, low, high) in verdict.statistics.items()
+                    },
+                )
+
+
+def intact_rows(sent: Sent) -> list[bool]:
+    """Tell which messages are readable and finite. A sum that overflows counts as not finite."""
+    finite = sent.x.flatten(1).sum(1).isfinite().tolist()
+    return [f and r for f, r in zip(finite, sent.readable, strict=True)]
+
+
+def zero_rows(x: Tensor, rows: list[bool]) -> Tensor:
+    """Return a copy of `x` with some replicas set to zeros."""
+    return x.masked_fill(row_mask(rows, x).view(-1, 1, 1, 1), 0.0)
+
+
+def row_mask(rows: list[bool], like: Tensor) -> Tensor:
+    """Return `[replicas]` bool on the device of `like`."""
+    return torch.tensor(rows, device=like.device)
+
+
+def check(defense: Defense[Any], signals: Signals) -> Verdict:
+    """Ask a defense for its verdict, and check the verdict's form.
+
+    Raises:
+        PluginError: the defense raised, changed a signal, or returned something else.
+    """
+    version = signals.sent._version
+    verdict = _call(defense, "check", signals)
+    if signals.sent._version != version:
+        raise PluginError(f"defense {defense.name} changed a signal", party="defense")
+    shape = signals.active.shape
+    if not (
+        isinstance(verdict, Verdict)
+        and all(
+            isinstance(t, Tensor) and t.shape == shape and t.dtype == torch.bool
+            for t in (verdict.flagged, verdict.severe)
+        )
+    ):
+        raise PluginError(
+            f"defense {defense.name}: check must return a Verdict with bool tensors [replicas]",
+            party="defense",
+        )
+    return verdict
+
+
+def learn(defense: Defense[Any], signals: Signals, clean: Tensor) -> None:
+    """Let a defense learn from the clean signals."""
+    _call(defense, "learn", signals, clean)
+
+
+def end_step(defense: Defense[Any], step: int) -> None:
+    """Tell a defense that a step is over."""
+    _call(defense, "end_step", step)
+
+
+def _call(defense: Defense[Any], method: str, *args: Any) -> Any:
+    try:
+        return getattr(defense, method)(*args)
+    except SentinelBenchError:
+        raise
+    except Exception as error:  # a plugin may raise anything
+        raise PluginError(
+            f"defense {defense.name}: {method} raised {type(error).__name__}: {error}",
+            party="defense",
+        ) from error

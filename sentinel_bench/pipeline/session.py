@@ -1,0 +1,152 @@
+"""Cells of one scenario: an honest warm-up that is trained once, and a run forked from it for each.
+
+All defenses watch the warm-up; the fork copies weights, optimizer, the defenses' state and the
+attackers' memories, so that a cell is the same run whether it shares its warm-up or not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from sentinel_bench import registry
+from sentinel_bench.api import Defense, Direction, Setup
+from sentinel_bench.config import Cell, Component, Scenario
+from sentinel_bench.data.batches import Batches
+from sentinel_bench.data.tokens import Tokens
+from sentinel_bench.ledger import Ledger
+from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
+from sentinel_bench.pipeline.inspect import Inspector, Log, Tally
+from sentinel_bench.pipeline.tamper import History, Tamperer, watch
+from sentinel_bench.pipeline.train import StepResult, Trainer
+from sentinel_bench.threat import place
+
+Ending = Literal["complete", "exhausted"]
+Tick = Callable[[], None]
+
+
+class Session:
+    """Runs cells that share scenario and seeds.
+
+    Args:
+        scenario: what the cells share.
+        cells: all that may be run; their defenses and attackers watch the warm-up.
+        tokens: the corpus.
+    """
+
+    def __init__(self, scenario: Scenario, cells: Sequence[Cell], tokens: Tokens) -> None:
+        train, grid = scenario.train, scenario.grid
+        self.scenario = scenario
+        batches = Batches(
+            tokens,
+            batch_size=train.batch_size,
+            seq_len=train.seq_len,
+            replicas=grid.replicas,
+            seed=scenario.seeds.data,
+        )
+        self._trainer = Trainer(scenario, batches, tokens.vocab_size)
+        self._setup = Setup(
+            grid.stages, grid.replicas, self._trainer.signal_shape, scenario.device
+        )
+        self._defenses: dict[str, Defense[Any]] = {}
+        self._history = History()
+        for cell in cells:
+            key = cell.resolved_defense.label()
+            if key not in self._defenses:
+                self._defenses[key] = self._start(cell.resolved_defense)
+            attackers = place(scenario, cell.attack)
+            watch([(a, registry.attacks.create(a.attack)) for a in attackers], self._history)
+        self._rows: list[dict[str, Any]] = []
+        self._snapshot: dict[str, Any] | None = None
+
+    def warm_up(self, tick: Tick = lambda: None) -> None:
+        """Train the honest steps that all cells share. `tick` is called after each."""
+        exchange = WarmupExchange(list(self._defenses.values()), self._history)
+        self._trainer.connect(exchange)
+        for step in range(self.scenario.train.warmup_steps):
+            exchange.step = step
+            self._rows.append(_step_row(step, self._trainer.step(step), Tally()))
+            exchange.end_step()
+            tick()
+        self._snapshot = self._trainer.snapshot()
+
+    def run(self, cell: Cell, log: Log, tick: Tick = lambda: None) -> Ending:
+        """Run one cell from the end of the warm-up, and log every event but `start` and `end`."""
+        if self._snapshot is None:
+            raise RuntimeError("warm_up comes first")
+        self._trainer.restore(self._snapshot)
+        grid, train = self.scenario.grid, self.scenario.train
+        defense = copy.deepcopy(self._defenses[cell.resolved_defense.label()])
+        ledger = Ledger(defense.params, grid.stages, grid.replicas)
+        inspector = Inspector(defense, ledger, log)
+        tamperer = Tamperer(
+            place(self.scenario, cell.attack), self._history.fork(), cell.scenario.device, ledger.banned
+        )
+        exchange = LiveExchange(tamperer, inspector, _first_acts(log))
+        self._trainer.connect(exchange)
+        for row in self._rows:
+            log.append("step", **row)
+        ending: Ending = "complete"
+        for step in range(train.warmup_steps, train.steps):
+            exchange.step = step
+            result = self._trainer.step(step)
+            log.append("step", **_step_row(step, result, inspector.tally))
+            inspector.end_step(step)
+            exchange.end_step()
+            tick()
+            empty = _exhausted(ledger)
+            if empty is not None:
+                log.append("exhausted", step=step, stage=empty)
+                ending = "exhausted"
+                break
+        self._trainer.connect(None)
+        loss, tokens = self._trainer.evaluate()
+        log.append("eval", step=step, loss=loss, tokens=tokens)
+        return ending
+
+    def state_bytes(self, cell: Cell) -> int:
+        """Return the memory that the cell's defense keeps, measured at the end of the warm-up."""
+        return self._defenses[cell.resolved_defense.label()].state_bytes()
+
+    def _start(self, component: Component) -> Defense[Any]:
+        defense = registry.defenses.create(component)
+        if not defense.passive:
+            defense.start(self._setup)
+        return defense
+
+
+def _first_acts(log: Log) -> Callable[[int, int, int, Direction], None]:
+    """Return a function that logs the first corrupted signal of each attacker."""
+    seen: set[tuple[int, int]] = set()
+
+    def on_act(step: int, stage: int, replica: int, direction: Direction) -> None:
+        if (stage, replica) not in seen:
+            seen.add((stage, replica))
+            log.append("act", step=step, stage=stage, replica=replica, direction=direction)
+
+    return on_act
+
+
+def _step_row(step: int, result: StepResult, tally: Tally) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "step": step,
+        "loss": result.loss,
+        "grad_norm": result.grad_norm,
+        "seconds": result.seconds,
+        "checked": tally.checked,
+        "flagged": tally.flagged,
+        "tampered": tally.tampered,
+        "excluded": result.excluded,
+    }
+    if result.skipped:
+        row["skipped"] = True
+    return row
+
+
+def _exhausted(ledger: Ledger) -> int | None:
+    """Return a stage without workers, or None; lost ranks count for every stage."""
+    lost = [ledger.lost(r) for r in range(ledger.replicas)]
+    if all(lost):
+        return min(range(ledger.stages), key=lambda s: ledger.capacity()[s])
+    return next((s for s, left in enumerate(ledger.capacity()) if left == 0), None)

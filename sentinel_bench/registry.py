@@ -1,0 +1,120 @@
+"""Names to plugin classes, loaded when they are asked for.
+
+Built-in names are listed in `sentinel_bench.attacks` and `sentinel_bench.defenses`; other packages
+add theirs through the entry-point groups `sentinel_bench.attacks` and `sentinel_bench.defenses`,
+and are then called `package/name`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from sentinel_bench.api import Attack, Defense, Plugin
+from sentinel_bench.attacks import ATTACKS
+from sentinel_bench.config import Component, Frozen, build
+from sentinel_bench.defenses import DEFENSES
+from sentinel_bench.errors import ConfigError, PluginError, nearest
+from sentinel_bench.record import source_digest
+
+T = TypeVar("T", bound=Plugin[Any])
+
+
+class Registry(Generic[T]):
+    """The plugins of one kind.
+
+    Args:
+        kind: "attack" or "defense", for messages.
+        base: class that every plugin must extend.
+        builtins: name to "module:Class".
+        group: entry-point group of third-party plugins.
+    """
+
+    def __init__(self, kind: str, base: type[T], builtins: Mapping[str, str], group: str) -> None:
+        self.kind = kind
+        self._base = base
+        self._builtins = builtins
+        self._group = group
+
+    @cached_property
+    def _targets(self) -> dict[str, str | EntryPoint]:
+        targets: dict[str, str | EntryPoint] = dict(self._builtins)
+        for point in entry_points(group=self._group):
+            package = point.dist.name if point.dist else "unknown"
+            targets[f"{package}/{point.name}"] = point
+        return targets
+
+    def names(self) -> list[str]:
+        """Return all names, built-in ones first, each part in the order of its list."""
+        return list(self._targets)
+
+    def get(self, name: str) -> type[T]:
+        """Return the class called `name`.
+
+        Raises:
+            ConfigError: no such name; the nearest ones are named.
+            PluginError: the plugin cannot be imported, or is not of this kind.
+        """
+        target = self._targets.get(name)
+        if target is None:
+            raise ConfigError(f"unknown {self.kind} {name!r}{nearest(name, self._targets)}")
+        try:
+            plugin = target.load() if isinstance(target, EntryPoint) else _load(target)
+        except Exception as error:  # a plugin may raise anything while it is imported
+            raise PluginError(
+                f"{self.kind} {name!r} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
+        if not (inspect.isclass(plugin) and issubclass(plugin, self._base)):
+            raise PluginError(f"{self.kind} {name!r} is not a subclass of {self._base.__name__}")
+        return plugin
+
+    def params(self, component: Component) -> Frozen:
+        """Validate the parameters of `component`.
+
+        Raises:
+            ConfigError: an unknown or impossible parameter.
+        """
+        plugin = self.get(component.name)
+        return build(plugin.Params, component.params, f"{self.kind} {component.name}")
+
+    def create(self, component: Component) -> T:
+        """Return a new instance with validated parameters."""
+        return self.get(component.name)(self.params(component))
+
+    def identity(self, component: Component) -> dict[str, Any]:
+        """Return all that makes results of this plugin comparable: settings, version, source."""
+        plugin = self.get(component.name)
+        sources = {
+            Path(file)
+            for cls in plugin.__mro__
+            if (file := _source_file(cls)) and cls.__module__ != "sentinel_bench.api"
+        }
+        return {
+            "name": component.name,
+            "params": self.params(component).model_dump(mode="json", by_alias=True),
+            "version": plugin.version,
+            "source": source_digest(sorted(sources)),
+        }
+
+
+def _load(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _source_file(cls: type) -> str | None:
+    try:
+        return inspect.getsourcefile(cls)
+    except TypeError:  # built into the interpreter
+        return None
+
+
+attacks: Registry[Attack[Any]] = Registry("attack", Attack, ATTACKS, "sentinel_bench.attacks")
+defenses: Registry[Defense[Any]] = Registry(
+    "defense", Defense, DEFENSES, "sentinel_bench.defenses"
+)

@@ -1,0 +1,261 @@
+"""Every number of a run, recomputed from its events alone.
+
+Workers: positive = banned; truth = an attacker whose first corrupted signal (`act`) came no later
+than its ban. An attacker that was banned before it acted is honest here, and its ban a false one.
+
+* precision, recall, f1: percent, scikit-learn. Nobody acted: 100/100/100 without a ban, and
+  0/100/0 with one (nothing was missed, everything banned was wrong).
+* false_bans_per_1000: false bans per 1000 worker-steps = honest workers x steps after warm-up.
+* detection_steps: ban step - act step + 1 over the attackers that acted and were banned.
+* validation_loss, perplexity: the last evaluation. excess_loss: less that of the paired run with
+  no attack and no defense; None without one. undetected_damage: excess_loss if recall < 50, else 0.
+* tokens_per_second: of the steps after warm-up. relative_tps: over that of the paired run.
+* capacity: smallest share of workers not banned, over the stages, at the end.
+* flags: signals checked and flagged, by ground truth; the two rates lie in [0, 1].
+* attackers (planned), acted, banned, false_bans, skipped_steps, amnesties: counts.
+
+Outcome, with its reason:
+
+* invalid: the run says nothing, because a party failed, it was cut off, rows are missing or
+  contradict each other, or its baseline diverged. All numbers are None.
+* broken: the final loss is not finite, a stage lost all of its workers, excess_loss is above
+  DAMAGE_TOLERANCE, or nobody acted and more than FALSE_BAN_TOLERANCE of the workers were banned.
+* defended: everything else.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sentinel_bench.soundness import (
+    Row,
+    Worker,
+    finite,
+    is_number,
+    planned,
+    problem,
+    rows_of,
+    start_of,
+    worker_of,
+)
+
+DAMAGE_TOLERANCE = 0.05  # nats per token
+FALSE_BAN_TOLERANCE = 0.01  # share of the workers, where nobody acted
+RECALL_FLOOR = 50.0  # percent; damage below it went undetected
+MAX_WORKERS = 1_000_000  # a grid beyond it is a malformed row
+
+METRICS = (
+    *("precision", "recall", "f1", "attackers", "acted", "banned", "false_bans"),
+    *("false_bans_per_1000", "detection_steps_mean", "detection_steps_median"),
+    *("validation_loss", "perplexity", "excess_loss", "undetected_damage", "diverged"),
+    *("tokens_per_second", "relative_tps", "capacity", "skipped_steps", "amnesties"),
+    *("state_bytes", "cost"),
+)
+FLAGS = (
+    *("honest_checked", "honest_flagged", "tampered_checked", "tampered_flagged"),
+    *("false_flag_rate", "true_flag_rate"),
+)
+
+
+def score(events: Sequence[Row]) -> dict[str, Any]:
+    """Return outcome, reason and all metrics of the module docstring, JSON-able, without NaN."""
+    scores: dict[str, Any] = dict.fromkeys(METRICS) | {"flags": dict.fromkeys(FLAGS)}
+    wrong = problem(events)
+    if wrong is not None:
+        return {"outcome": "invalid", "reason": wrong, **scores}
+    scores |= _workers(events) | _speed(events) | _signals(events)
+    scores |= _damage(events, scores["recall"])
+    reasons = _broken(events, scores)
+    outcome = "broken" if reasons else "defended"
+    return {"outcome": outcome, "reason": "; ".join(reasons) or None, **scores}
+
+
+def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any]:
+    """Return the content of `result.json`.
+
+    Args:
+        config: of the run folder: `cell` (a dumped `Cell`), `digest`, optionally `commands`.
+        events: all rows of the run.
+        provenance: from `record.provenance`.
+    """
+    from sentinel_bench.config import Component
+    from sentinel_bench.record import digest
+
+    cell = config["cell"]
+    scenario = dict(cell["scenario"])
+    seeds, track = scenario.pop("seeds"), scenario.pop("track")
+    mode = scenario["threat"]["mode"]
+    setting = scenario | {"threat": {k: v for k, v in scenario["threat"].items() if k != "mode"}}
+    return {
+        "schema": 1,
+        "digest": config["digest"],
+        "finished": next((row.get("time") for row in events if row.get("type") == "end"), None),
+        "cell": {
+            "track": track,
+            "attack": Component.model_validate(cell["attack"]).label(),
+            "mode": mode,
+            "defense": Component.model_validate(cell["defense"]).label(),
+            "seeds": seeds,
+            "scenario": digest(setting),
+            "setting": {
+                "model": scenario["model"]["preset"],
+                "stages": scenario["grid"]["stages"],
+                "replicas": scenario["grid"]["replicas"],
+                "steps": scenario["train"]["steps"],
+                "device": scenario["device"],
+            },
+        },
+        "scores": score(events),
+        "provenance": dict(provenance),
+        "commands": list(config.get("commands", [])),
+    }
+
+
+def rescore(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Recompute the scores of a run folder and compare them with what its `result.json` says.
+
+    Returns:
+        The recomputed scores, and one line for each difference; none if all is equal.
+
+    Raises:
+        RunError: a file cannot be read.
+    """
+    from sentinel_bench.config import flatten
+    from sentinel_bench.record import read_config, read_events, read_result
+
+    config, events = read_config(folder), read_events(folder)
+    fresh = result(config, events, {})
+    stored = read_result(folder)
+    if stored is None:
+        return fresh["scores"], ["result.json is missing"]
+    checked = ("schema", "digest", "finished", "cell", "scores")
+    new, old = (flatten({k: r[k] for k in checked if k in r}) for r in (fresh, stored))
+    missing = "nothing"
+    return fresh["scores"], [
+        f"{key}: stored {old.get(key, missing)}, recomputed {new.get(key, missing)}"
+        for key in sorted(new.keys() | old.keys())
+        if not _same(new.get(key, missing), old.get(key, missing))
+    ]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and is_number(b):
+        return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+    return type(a) is type(b) and bool(a == b)
+
+
+# The numbers; the rows are known to be sound here.
+
+
+def _verified(events: Sequence[Row]) -> list[Row]:
+    warmup = start_of(events)["warmup_steps"]
+    return [row for row in rows_of(events, "step") if row["step"] >= warmup]
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    """Return part / whole, None where that is not a finite number."""
+    quotient = part / whole if whole and math.isfinite(whole) else math.inf
+    return quotient if math.isfinite(quotient) else None
+
+
+def _workers(events: Sequence[Row]) -> dict[str, Any]:
+    start, bans = start_of(events), {worker_of(row): row["step"] for row in rows_of(events, "ban")}
+    acts: dict[Worker, int] = {}
+    for row in rows_of(events, "act"):
+        acts[worker_of(row)] = min(row["step"], acts.get(worker_of(row), row["step"]))
+    acts = {worker: step for worker, step in acts.items() if step <= bans.get(worker, step)}
+    grid = [(s, r) for s in range(start["stages"]) for r in range(start["replicas"])]
+    delays = [bans[worker] - step + 1 for worker, step in acts.items() if worker in bans]
+    false_bans = len(bans.keys() - acts.keys())
+    honest_steps = (len(grid) - len(acts)) * len(_verified(events))
+    thinnest = max(Counter(stage for stage, _ in bans).values(), default=0)
+    return {
+        **_agreement([w in acts for w in grid], [w in bans for w in grid]),
+        "attackers": len(planned(start)),
+        "acted": len(acts),
+        "banned": len(bans),
+        "false_bans": false_bans,
+        "false_bans_per_1000": _ratio(1000 * false_bans, honest_steps),
+        "detection_steps_mean": statistics.fmean(delays) if delays else None,
+        "detection_steps_median": float(statistics.median(delays)) if delays else None,
+        "capacity": (start["replicas"] - thinnest) / start["replicas"],
+    }
+
+
+def _agreement(truth: list[bool], banned: list[bool]) -> dict[str, float]:
+    if not any(truth):
+        wrong = any(banned)
+        return {
+            "precision": 0.0 if wrong else 100.0,
+            "recall": 100.0,
+            "f1": 0.0 if wrong else 100.0,
+        }
+    from sklearn.metrics import precision_recall_fscore_support
+
+    precision, recall, f1, _ = precision_recall_fscore_support(
+        truth, banned, average="binary", pos_label=True, zero_division=0.0
+    )
+    percent = {"precision": precision, "recall": recall, "f1": f1}
+    return {name: 100 * float(value) for name, value in percent.items()}
+
+
+def _damage(events: Sequence[Row], recall: float) -> dict[str, Any]:
+    loss, baseline = rows_of(events, "eval")[-1]["loss"], rows_of(events, "baseline")
+    if not finite(loss):
+        return {"diverged": True}
+    excess = loss - baseline[0]["validation_loss"] if baseline else None
+    excess = excess if finite(excess) else None
+    undetected = excess if excess is None or recall < RECALL_FLOOR else 0.0
+    try:
+        perplexity = math.exp(loss)
+    except OverflowError:
+        perplexity = None
+    return {
+        "diverged": False,
+        "validation_loss": loss,
+        "perplexity": perplexity,
+        "excess_loss": excess,
+        "undetected_damage": undetected,
+    }
+
+
+def _speed(events: Sequence[Row]) -> dict[str, Any]:
+    start, steps, baseline = start_of(events), _verified(events), rows_of(events, "baseline")
+    seconds = sum(row["seconds"] for row in steps)
+    tps = _ratio(start["tokens_per_step"] * len(steps), seconds)
+    paired = baseline[0]["tokens_per_second"] if baseline else None
+    relative = None if tps is None or paired is None else _ratio(tps, paired)
+    return {"tokens_per_second": tps, "relative_tps": relative}
+
+
+def _signals(events: Sequence[Row]) -> dict[str, Any]:
+    start, steps = start_of(events), rows_of(events, "step")
+    honest, tampered = (sum(row["checked"][i] for row in steps) for i in (0, 1))
+    false, true = (sum(row["flagged"][i] for row in steps) for i in (0, 1))
+    counts = (honest, false, tampered, true, _ratio(false, honest), _ratio(true, tampered))
+    return {
+        "flags": dict(zip(FLAGS, counts, strict=True)),
+        "skipped_steps": sum(row.get("skipped") is True for row in steps),
+        "amnesties": len(rows_of(events, "amnesty")),
+        "state_bytes": start.get("state_bytes"),
+        "cost": start.get("cost"),
+    }
+
+
+def _broken(events: Sequence[Row], scores: Row) -> list[str]:
+    start, excess = start_of(events), scores["excess_loss"]
+    workers = start["stages"] * start["replicas"]
+    reasons = []
+    if scores["diverged"]:
+        reasons.append("the final validation loss is not finite")
+    reasons += [f"all workers of stage {r['stage']} banned" for r in rows_of(events, "exhausted")]
+    if excess is not None and excess > DAMAGE_TOLERANCE:
+        reasons.append(f"excess loss {excess:.3f} is above {DAMAGE_TOLERANCE}")
+    if not scores["acted"] and scores["false_bans"] > FALSE_BAN_TOLERANCE * workers:
+        reasons.append(f"{scores['false_bans']} of {workers} workers banned, though none attacked")
+    return reasons

@@ -1,0 +1,177 @@
+"""Whether the events of a run can be scored: complete, well-formed and free of contradiction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+MAX_WORKERS = 1_000_000  # a grid beyond it is a malformed row
+
+Row = Mapping[str, Any]
+Worker = tuple[int, int]
+
+
+def problem(events: Sequence[Row]) -> str | None:
+    """Return why a run is invalid; the party that failed comes before its consequences."""
+    errors = rows_of(events, "error")
+    if errors:
+        return f"{errors[0].get('party', 'unknown')}: {errors[0].get('message', 'no message')}"
+    ends = rows_of(events, "end")
+    if not ends:
+        return "killed: the run has no end event"
+    status = ends[-1].get("status")
+    if status in ("interrupted", "error"):
+        return f"{status}: the run did not reach its last step"
+    return _malformed(events) or _contradiction(events) or _incomplete(events)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def is_number(value: Any) -> bool:
+    """Say whether a value is a number that JSON and a float can hold."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**53)
+
+
+def _optional(value: Any) -> bool:
+    return value is None or is_number(value)
+
+
+def _seconds(value: Any) -> bool:
+    return is_number(value) and 0 <= value < math.inf
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_count, value))
+
+
+def _cost(value: Any) -> bool:
+    return value is None or (isinstance(value, Mapping) and all(map(_seconds, value.values())))
+
+
+def _attackers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(a, Mapping) and _count(a.get("stage")) and _count(a.get("replica"))
+        for a in value
+    )
+
+
+_Check = Callable[[Any], bool]
+_AT_WORKER: dict[str, _Check] = {"step": _count, "stage": _count, "replica": _count}
+_FIELDS: dict[str, dict[str, _Check]] = {
+    "start": {
+        **dict.fromkeys(("stages", "replicas", "steps", "warmup_steps"), _count),
+        "tokens_per_step": _seconds,
+        "attackers": _attackers,
+        "state_bytes": lambda value: value is None or _count(value),
+        "cost": _cost,
+    },
+    "baseline": {"validation_loss": _optional, "tokens_per_second": _optional},
+    "step": {"step": _count, "seconds": _seconds, "checked": _pair, "flagged": _pair},
+    "act": _AT_WORKER,
+    "flag": _AT_WORKER,
+    "ban": _AT_WORKER,
+    "exhausted": {"step": _count, "stage": _count},
+    "eval": {"step": _count, "loss": _optional},
+    "end": {"status": lambda value: value in ("complete", "exhausted")},
+}
+
+
+def _malformed(events: Sequence[Row]) -> str | None:
+    """Say which field of which row is missing or of a wrong kind, as far as it is scored."""
+    for number, row in enumerate(events, start=1):
+        for field, fits in _FIELDS.get(str(row.get("type")), {}).items():
+            if not fits(row.get(field)):
+                return f"malformed: event {number} ({row['type']}): {field} is {row.get(field)!r}"
+    starts = rows_of(events, "start")
+    if len(starts) != 1:
+        return f"malformed: {len(starts)} start events instead of one"
+    if not 1 <= starts[0]["stages"] * starts[0]["replicas"] <= MAX_WORKERS:
+        return "malformed: the grid of the start event is not usable"
+    for kind in ("baseline", "end"):
+        if len(rows_of(events, kind)) > 1:
+            return f"malformed: more than one {kind} event"
+    return None
+
+
+def _contradiction(events: Sequence[Row]) -> str | None:
+    """Say which row cannot be true, given the others."""
+    start = start_of(events)
+    attackers = planned(start)
+    banned: set[Worker] = set()
+    for number, row in enumerate(events, start=1):
+        kind, reason = row.get("type"), None
+        if kind in ("act", "flag", "ban"):
+            reason = _misplaced(row, start)
+            if kind == "act" and worker_of(row) not in attackers:
+                reason = reason or "acted, but is no attacker"
+            if kind == "ban" and worker_of(row) in banned:
+                reason = reason or "is banned a second time"
+            if kind == "ban":
+                banned.add(worker_of(row))
+        elif kind == "step" and any(
+            f > c for f, c in zip(row["flagged"], row["checked"], strict=True)
+        ):
+            return f"contradiction: step {row['step']}: more signals flagged than checked"
+        if reason:
+            return f"contradiction: event {number} ({kind}): worker {worker_of(row)} {reason}"
+    if any(s >= start["stages"] or r >= start["replicas"] for s, r in attackers):
+        return "contradiction: an attacker of the start event is outside of the grid"
+    exhausted = rows_of(events, "end")[0]["status"] == "exhausted"
+    if exhausted != bool(rows_of(events, "exhausted")):
+        return "contradiction: the end status and the exhausted events disagree"
+    return None
+
+
+def _misplaced(row: Row, start: Row) -> str | None:
+    if row["stage"] >= start["stages"] or row["replica"] >= start["replicas"]:
+        return f"is outside of the grid of {start['stages']} x {start['replicas']}"
+    if row["step"] >= start["steps"]:
+        return f"at step {row['step']} of {start['steps']}"
+    if row["type"] != "act" and row["step"] < start["warmup_steps"]:
+        return f"at step {row['step']}, in the warm-up of {start['warmup_steps']}"
+    return None
+
+
+def _incomplete(events: Sequence[Row]) -> str | None:
+    """Say which steps or evaluations are missing, or that the paired run says nothing."""
+    start, steps = start_of(events), sorted(row["step"] for row in rows_of(events, "step"))
+    expected = len(steps) if rows_of(events, "exhausted") else start["steps"]
+    if len(steps) != expected or steps != list(range(expected)) or expected > start["steps"]:
+        return f"incomplete: the step rows are not 0 to {start['steps'] - 1}, once each"
+    evals = rows_of(events, "eval")
+    if not evals:
+        return "incomplete: the run has no evaluation"
+    if steps and evals[-1]["step"] < steps[-1]:
+        return f"incomplete: the last evaluation is of step {evals[-1]['step']}, before the end"
+    for baseline in rows_of(events, "baseline"):
+        if not finite(baseline["validation_loss"]):
+            return "baseline: its validation loss is not finite"
+    return None
+
+
+def rows_of(events: Sequence[Row], kind: str) -> list[Row]:
+    """Return the rows of one kind, in order."""
+    return [row for row in events if row.get("type") == kind]
+
+
+def start_of(events: Sequence[Row]) -> Row:
+    """Return the start event."""
+    return rows_of(events, "start")[0]
+
+
+def worker_of(row: Row) -> Worker:
+    """Return stage and replica of a row."""
+    return row["stage"], row["replica"]
+
+
+def planned(start: Row) -> set[Worker]:
+    """Return the attackers of a start event."""
+    return {worker_of(attacker) for attacker in start["attackers"]}
+
+
+def finite(value: Any) -> bool:
+    """Say whether a value is there and finite."""
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,87 @@
+"""Ground truth: who attacks, from when, with what. Drawn from the threat seed before the run.
+
+Nothing here knows the defense, and no defense can reach it: the pipeline's tampering side holds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from sentinel_bench.config import Component, Mode, Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Attacker:
+    """One malicious worker. `rate` is the share of the steps, from `start` on, in which it acts."""
+
+    stage: int
+    replica: int
+    start: int
+    attack: Component
+    mode: Mode
+    seed: int
+    rate: float = 1.0
+
+    def record(self) -> dict[str, Any]:
+        """Return the row of the ground truth for the record."""
+        row = asdict(self)
+        row["attack"], row["params"] = self.attack.name, self.attack.params
+        return row
+
+
+def place(scenario: Scenario, attack: Component) -> tuple[Attacker, ...]:
+    """Draw the attackers of a cell from the threat seed: workers first, then their starts.
+
+    The same seed gives the same workers and starts for every attack and every defense.
+
+    Raises:
+        ConfigError: the grid has no room for the threat.
+    """
+    if attack.name == "none":
+        return ()
+    scenario.check_threat()
+    threat = scenario.threat
+    rng = np.random.default_rng([scenario.seeds.threat, 0])
+    workers = [
+        (stage, int(replica))
+        for stage in scenario.open_stages
+        for replica in rng.permutation(scenario.grid.replicas)[: max(1, scenario.attackers_per_stage)]
+    ]
+    workers = [workers[i] for i in rng.permutation(len(workers))]
+    if threat.schedule == "single":
+        workers = workers[:1]
+    starts = _starts(scenario, len(workers), rng)
+    return tuple(
+        Attacker(
+            stage=stage,
+            replica=replica,
+            start=start,
+            attack=attack,
+            mode=threat.mode,
+            seed=_seed(scenario, stage, replica),
+            rate=threat.rate if threat.schedule == "rate" else 1.0,
+        )
+        for (stage, replica), start in sorted(zip(workers, starts, strict=True))
+    )
+
+
+def _starts(scenario: Scenario, n: int, rng: np.random.Generator) -> list[int]:
+    """Return the first step of each of `n` attackers."""
+    threat, first = scenario.threat, scenario.attack_start
+    if threat.schedule == "waves":
+        groups = np.array_split(np.arange(n), threat.waves)
+        return [first + wave * threat.gap for wave, group in enumerate(groups) for _ in group]
+    if threat.schedule == "random-start":
+        left = scenario.train.steps - first
+        span = min(left, threat.span or max(1, left // 2))
+        return [first + int(s) for s in rng.integers(span, size=n)]
+    return [first] * n
+
+
+def _seed(scenario: Scenario, stage: int, replica: int) -> int:
+    """Return the seed of one worker's own random numbers."""
+    sequence = np.random.SeedSequence([scenario.seeds.threat, 1, stage, replica])
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
