@@ -109,7 +109,9 @@ class Ledger:
             enough = self.violations[stage][replica] >= self.policy.violations
             if enough or worker in self._severe:
                 self._banned[stage][replica] = True
-                bans.append(Ban(stage, replica, "severe" if worker in self._severe else "violations"))
+                bans.append(
+                    Ban(stage, replica, "severe" if worker in self._severe else "violations")
+                )
         self._tested.clear()
         self._odd.clear()
         self._severe.clear()

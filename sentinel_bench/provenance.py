@@ -9,6 +9,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,36 @@ def source_digest(paths: Iterable[Path]) -> str:
                 del node.body[0]
         parts.append([path.name, hashlib.sha256(ast.dump(tree).encode()).hexdigest()])
     return hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()
+
+
+def module_sources(module: str) -> set[Path]:
+    """Return the source files of a module and of all that it imports from its own package.
+
+    The package is the one right above the module (for `a.b.c`: `a.b`), or the module itself.
+    """
+    package = module.rpartition(".")[0] or module
+    found: dict[str, Path] = {}
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        spec = find_spec(name) if name not in found else None
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            continue
+        found[name] = Path(spec.origin)
+        for node in ast.walk(ast.parse(found[name].read_bytes())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names += [f"{node.module}.{a.name}" for a in node.names]
+            todo += [n for n in names if n.startswith(package + ".") and _is_module(n)]
+    return set(found.values())
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ImportError:  # a name inside a module, not a module
+        return False
 
 
 def to_json(value: Any, **style: Any) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from sentinel_bench.api import Attack, Defense, Plugin
@@ -20,9 +19,11 @@ from sentinel_bench.attacks import ATTACKS
 from sentinel_bench.config import Component, Frozen, build
 from sentinel_bench.defenses import DEFENSES
 from sentinel_bench.errors import ConfigError, PluginError, nearest
-from sentinel_bench.record import source_digest
+from sentinel_bench.provenance import module_sources, source_digest
 
 T = TypeVar("T", bound=Plugin[Any])
+_SHARED = {"builtins", "typing", "sentinel_bench.api"}
+"""Modules that are not part of a plugin: their code is in the digest of the engine."""
 
 
 class Registry(Generic[T]):
@@ -89,11 +90,8 @@ class Registry(Generic[T]):
     def identity(self, component: Component) -> dict[str, Any]:
         """Return all that makes results of this plugin comparable: settings, version, source."""
         plugin = self.get(component.name)
-        sources = {
-            Path(file)
-            for cls in plugin.__mro__
-            if (file := _source_file(cls)) and cls.__module__ != "sentinel_bench.api"
-        }
+        modules = {c.__module__ for c in plugin.__mro__} - _SHARED
+        sources = set().union(*(module_sources(m) for m in modules))
         return {
             "name": component.name,
             "params": self.params(component).model_dump(mode="json", by_alias=True),
@@ -107,14 +105,5 @@ def _load(target: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def _source_file(cls: type) -> str | None:
-    try:
-        return inspect.getsourcefile(cls)
-    except TypeError:  # built into the interpreter
-        return None
-
-
 attacks: Registry[Attack[Any]] = Registry("attack", Attack, ATTACKS, "sentinel_bench.attacks")
-defenses: Registry[Defense[Any]] = Registry(
-    "defense", Defense, DEFENSES, "sentinel_bench.defenses"
-)
+defenses: Registry[Defense[Any]] = Registry("defense", Defense, DEFENSES, "sentinel_bench.defenses")

@@ -48,7 +48,9 @@ def place(scenario: Scenario, attack: Component) -> tuple[Attacker, ...]:
     workers = [
         (stage, int(replica))
         for stage in scenario.open_stages
-        for replica in rng.permutation(scenario.grid.replicas)[: max(1, scenario.attackers_per_stage)]
+        for replica in rng.permutation(scenario.grid.replicas)[
+            : max(1, scenario.attackers_per_stage)
+        ]
     ]
     workers = [workers[i] for i in rng.permutation(len(workers))]
     if threat.schedule == "single":

@@ -70,7 +70,9 @@ def scenario(name: str, changes: Mapping[str, Any]) -> Scenario:
     """
     base = build(Scenario, {**get(name).scenario, "track": name}, f"track {name}")
     changed = build(Scenario, merge(base.model_dump(), changes), "settings")
-    return changed if not deviations(base, changed) else changed.model_copy(update={"track": "custom"})
+    return (
+        changed if not deviations(base, changed) else changed.model_copy(update={"track": "custom"})
+    )
 
 
 def deviations(base: Scenario, other: Scenario) -> list[str]:

@@ -60,7 +60,9 @@ def resolve(config: ModelConfig) -> Shape:
             f"model: hidden_size {shape.hidden_size} must be an even multiple of heads {shape.heads}"
         )
     if shape.heads % shape.kv_heads:
-        raise ConfigError(f"model: heads {shape.heads} must be a multiple of kv_heads {shape.kv_heads}")
+        raise ConfigError(
+            f"model: heads {shape.heads} must be a multiple of kv_heads {shape.kv_heads}"
+        )
     return shape
 
 

@@ -98,9 +98,7 @@ class LiveExchange:
         for replica, tampered in enumerate(sent.tampered):
             if tampered:
                 self._on_act(self.step, stage, replica, direction)
-        out, tainted = self.inspector.inspect(
-            stage, direction, self.step, sent, received, tainted
-        )
+        out, tainted = self.inspector.inspect(stage, direction, self.step, sent, received, tainted)
         self._received[_next_stage(stage, direction), direction] = out
         return out, tainted
 

@@ -10,6 +10,8 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import torch
+
 from sentinel_bench import registry
 from sentinel_bench.api import Defense, Direction, Setup
 from sentinel_bench.config import Cell, Component, Scenario
@@ -46,9 +48,7 @@ class Session:
             seed=scenario.seeds.data,
         )
         self._trainer = Trainer(scenario, batches, tokens.vocab_size)
-        self._setup = Setup(
-            grid.stages, grid.replicas, self._trainer.signal_shape, scenario.device
-        )
+        self._setup = Setup(grid.stages, grid.replicas, self._trainer.signal_shape, scenario.device)
         self._defenses: dict[str, Defense[Any]] = {}
         self._history = History()
         for cell in cells:
@@ -59,6 +59,11 @@ class Session:
             watch([(a, registry.attacks.create(a.attack)) for a in attackers], self._history)
         self._rows: list[dict[str, Any]] = []
         self._snapshot: dict[str, Any] | None = None
+
+    @property
+    def warmup(self) -> int:
+        """Number of warm-up steps."""
+        return self.scenario.train.warmup_steps
 
     def warm_up(self, tick: Tick = lambda: None) -> None:
         """Train the honest steps that all cells share. `tick` is called after each."""
@@ -81,7 +86,10 @@ class Session:
         ledger = Ledger(defense.params, grid.stages, grid.replicas)
         inspector = Inspector(defense, ledger, log)
         tamperer = Tamperer(
-            place(self.scenario, cell.attack), self._history.fork(), cell.scenario.device, ledger.banned
+            place(self.scenario, cell.attack),
+            self._history.fork(),
+            cell.scenario.device,
+            ledger.banned,
         )
         exchange = LiveExchange(tamperer, inspector, _first_acts(log))
         self._trainer.connect(exchange)
@@ -114,6 +122,12 @@ class Session:
         if not defense.passive:
             defense.start(self._setup)
         return defense
+
+
+def set_threads(threads: int | None) -> None:
+    """Set the threads of torch in this process; None leaves torch's choice."""
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def _first_acts(log: Log) -> Callable[[int, int, int, Direction], None]:

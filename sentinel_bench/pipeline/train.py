@@ -158,7 +158,7 @@ class Trainer:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad *= replicas / (replicas - left_out)
-        return loss, left_out
+        return loss.detach() * (replicas / max(1, replicas - sum(early))), left_out
 
     @property
     def _may_quarantine(self) -> bool:

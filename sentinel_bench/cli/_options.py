@@ -1,0 +1,167 @@
+"""Options that decide about the scenario, shared by `run` and `calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from sentinel_bench import tracks
+from sentinel_bench.config import Component, Frozen, Scenario, build, merge, set_dotted
+from sentinel_bench.data.corpora import CORPORA, find_corpus
+from sentinel_bench.errors import ConfigError
+
+SHORT = {
+    "mode": "threat.mode",
+    "fraction": "threat.fraction",
+    "schedule": "threat.schedule",
+    "model": "model.preset",
+    "stages": "grid.stages",
+    "replicas": "grid.replicas",
+    "steps": "train.steps",
+    "warmup": "train.warmup_steps",
+    "batch_size": "train.batch_size",
+    "seq_len": "train.seq_len",
+    "lr": "train.lr",
+    "model_seed": "seeds.model",
+    "data_seed": "seeds.data",
+    "threat_seed": "seeds.threat",
+    "device": "device",
+}
+"""Option to the setting that it sets."""
+
+_HELP = {
+    "mode": "activation, gradient or both",
+    "fraction": "share of malicious replicas in each open stage",
+    "schedule": "at-once, waves, random-start, single or rate",
+    "model": "model preset",
+    "stages": "pipeline stages",
+    "replicas": "replicas of each stage",
+    "steps": "training steps",
+    "warmup": "honest steps without verification",
+    "batch_size": "sequences per worker and step",
+    "seq_len": "tokens per sequence",
+    "lr": "peak learning rate",
+    "model_seed": "seed of the first weights",
+    "data_seed": "seed of the batches",
+    "threat_seed": "seed of the ground truth",
+    "device": "cpu or cuda",
+}
+
+
+class RunFile(Frozen):
+    """What a YAML file may hold beside the keys of a scenario."""
+
+    track: str | None = None
+    attack: str | list[str] = []
+    defense: str | list[str] = []
+    scenario: dict[str, Any] = {}
+
+
+def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a scenario to a click command."""
+    options = [
+        click.option("--track", help=f"named scenario to start from  [default: {tracks.DEFAULT}]"),
+        click.option(
+            "--config",
+            "config_file",
+            type=click.Path(path_type=Path),
+            help="YAML file with keys of the scenario, attack and defense",
+        ),
+        click.option("--data", help="corpus name, or a text file, folder or glob"),
+        *(
+            click.option(f"--{name.replace('_', '-')}", name, help=_HELP[name], metavar="VALUE")
+            for name in SHORT
+        ),
+        click.option("--seeds", help="e.g. 0-2 or 0,3: each for model, data and threat alike"),
+        click.option(
+            "--set", "settings", multiple=True, metavar="KEY=VALUE", help="any other setting"
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def read_file(path: Path | None) -> RunFile:
+    """Read a YAML file of settings.
+
+    Raises:
+        ConfigError: it cannot be read, is not a mapping, or has an unknown key.
+    """
+    if path is None:
+        return RunFile()
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must be a mapping of settings, for example 'attack: delay'")
+    own = {key: content.pop(key) for key in ("track", "attack", "defense") if key in content}
+    build(Scenario, content, str(path))
+    return build(RunFile, {**own, "scenario": content}, str(path))
+
+
+def resolve_scenarios(file: RunFile, options: dict[str, Any]) -> tuple[str, list[Scenario]]:
+    """Return the name of the track and the scenario once for each seed.
+
+    Flags win over the file, the file over the track.
+
+    Raises:
+        ConfigError: an unknown track, key, value or corpus.
+    """
+    from sentinel_bench.suite import with_seeds
+
+    track = options["track"] or file.track or tracks.DEFAULT
+    changes: dict[str, Any] = {}
+    for name, key in SHORT.items():
+        if options[name] is not None:
+            set_dotted(changes, key, yaml.safe_load(options[name]))
+    if options["data"] is not None:
+        changes["data"] = _corpus(options["data"])
+    for setting in options["settings"]:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting!r} is not KEY=VALUE, for example train.lr=1e-3")
+        set_dotted(changes, key.strip(), yaml.safe_load(value))
+    scenario = tracks.scenario(track, merge(file.scenario, changes))
+    find_corpus(scenario.data)
+    seeds = parse_seeds(options["seeds"]) if options["seeds"] else None
+    return track, with_seeds(scenario, seeds) if seeds else [scenario]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read `0-2`, `3` or `0,2,5-7`.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ConfigError(f"--seeds {text!r}: write a number, 0-2 or 0,3")
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers or int(last or first) >= 2**32 or len(numbers) > 1000:
+            raise ConfigError(f"--seeds {text!r}: {part.strip()!r} is no range of seeds")
+        seeds += numbers
+    return list(dict.fromkeys(seeds))
+
+
+def components(given: Sequence[str], from_file: str | list[str]) -> list[Component]:
+    """Return the components named by flags, else by the file; each once."""
+    texts = list(given) or ([from_file] if isinstance(from_file, str) else from_file)
+    return list({c.label(): c for c in map(Component.parse, texts)}.values())
+
+
+def _corpus(text: str) -> dict[str, Any]:
+    """Return the settings for `--data`: a name, or a path if there is one or it looks like one."""
+    looks_like_path = any(char in text for char in "/\\*?.~") or Path(text).exists()
+    if text in CORPORA or not looks_like_path:
+        return {"name": text}
+    return {"path": str(Path(text).expanduser())}

@@ -1,0 +1,169 @@
+"""`sentinel-bench list` and `show`: what there is, and what each attack and defense does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from sentinel_bench import registry, tracks
+from sentinel_bench.api import Attack, Plugin
+from sentinel_bench.cli import _output
+from sentinel_bench.data.corpora import CORPORA
+from sentinel_bench.errors import PluginError
+from sentinel_bench.models.presets import PRESETS
+from sentinel_bench.record import find_runs, read_config, read_result
+
+Rows = list[dict[str, Any]]
+
+
+@click.command("list")
+@click.argument(
+    "what", type=click.Choice(["attacks", "defenses", "models", "datasets", "runs", "tracks"])
+)
+@click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
+@click.option(
+    "--runs", "folder", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
+    help="folder of the run folders, for 'list runs'",
+)  # fmt: skip
+def list_(what: str, as_json: bool, folder: Path) -> None:
+    """List attacks, defenses, models, datasets, runs or tracks."""
+    sources: dict[str, Callable[[], Rows]] = {
+        "attacks": lambda: _plugins(registry.attacks),
+        "defenses": lambda: _plugins(registry.defenses),
+        "models": _models,
+        "datasets": _datasets,
+        "tracks": _tracks,
+        "runs": lambda: _runs(folder),
+    }
+    rows = sources[what]()
+    if as_json:
+        _output.print_json(rows)
+        return
+    if not rows:
+        click.echo(f"no {what}" + (f" in {folder}" if what == "runs" else ""))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if v is None else str(v) for v in row.values()))
+    _output.stdout().print(table, markup=False)
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(["attack", "defense"]))
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="print JSON instead of text")
+def show(kind: str, name: str, as_json: bool) -> None:
+    """Show goal, formula, parameters with defaults, knowledge and source of a plugin."""
+    plugin: type[Plugin[Any]] = (
+        registry.attacks.get(name) if kind == "attack" else registry.defenses.get(name)
+    )
+    data = _describe(plugin)
+    if as_json:
+        _output.print_json(data)
+        return
+    parameters = data.pop("parameters")
+    for key, value in data.items():
+        click.echo(f"{key:<10} {value}")
+    click.echo("parameters" if parameters else "parameters none")
+    for p in parameters:
+        click.echo(f"  {p['name']} = {p['default']}   {p['type']}; {p['description']}")
+
+
+def _describe(plugin: type[Plugin[Any]]) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "name": plugin.name,
+        "summary": (plugin.__doc__ or "").split("\n")[0],
+        "goal": plugin.goal,
+        "formula": plugin.formula,
+        "source": plugin.source,
+    }
+    if issubclass(plugin, Attack):
+        data["knowledge"] = str(plugin.knowledge)
+        data["adaptive"] = "yes" if plugin.adaptive else "no"
+    defaults = plugin.Params().model_dump(mode="json", by_alias=True)
+    schema = plugin.Params.model_json_schema(by_alias=True).get("properties", {})
+    data["parameters"] = [
+        {
+            "name": name,
+            "default": defaults[name],
+            "type": _type(schema[name]),
+            "description": schema[name].get("description", ""),
+        }
+        for name in defaults
+    ]
+    return data
+
+
+def _type(field: dict[str, Any]) -> str:
+    """Return the type of a parameter, in words."""
+    if "enum" in field:
+        return "one of " + ", ".join(map(str, field["enum"]))
+    if "$ref" in field or "allOf" in field:
+        return "number, or .activation and .gradient"
+    bounds = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
+    limits = " and ".join(f"{sign} {field[key]:g}" for key, sign in bounds.items() if key in field)
+    return f"{field.get('type', 'value')} {limits}".strip()
+
+
+def _plugins(reg: registry.Registry[Any]) -> Rows:
+    rows = []
+    for name in reg.names():
+        try:
+            plugin = reg.get(name)
+        except PluginError as error:  # shown here, and again when the name is used
+            rows.append({"name": name, "does": str(error)})
+            continue
+        row = {"name": name, "does": (plugin.__doc__ or "").split("\n")[0]}
+        if issubclass(plugin, Attack):
+            row |= {"knowledge": plugin.knowledge, "adaptive": "yes" if plugin.adaptive else "no"}
+        rows.append(row | {"source": plugin.source})
+    return rows
+
+
+def _models() -> Rows:
+    return [
+        {
+            "name": name,
+            "hidden": shape.hidden_size,
+            "layers": shape.layers or "one a stage",
+            "heads": f"{shape.heads}/{shape.kv_heads}",
+            "feed-forward": shape.intermediate_size,
+            "does": shape.summary,
+            "source": shape.source,
+        }
+        for name, shape in PRESETS.items()
+    ]
+
+
+def _datasets() -> Rows:
+    return [{"name": n, "does": c.summary, "source": c.source} for n, c in CORPORA.items()]
+
+
+def _tracks() -> Rows:
+    return [{"name": n, "does": t.summary} for n, t in tracks.load().tracks.items()]
+
+
+def _runs(folder: Path) -> Rows:
+    rows = []
+    for path in find_runs(folder):
+        config, result = read_config(path), read_result(path)
+        scores = result["scores"] if result else {}
+        rows.append(
+            {
+                "run": path.name,
+                "track": config["cell"]["scenario"]["track"],
+                "attack": config["cell"]["attack"]["name"],
+                "defense": config["cell"]["defense"]["name"],
+                "seed": config["cell"]["scenario"]["seeds"]["model"],
+                "outcome": scores.get("outcome", "unfinished"),
+                "f1": scores.get("f1"),
+                "validation_loss": scores.get("validation_loss"),
+            }
+        )
+    return rows
