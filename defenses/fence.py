@@ -59,6 +59,7 @@ class Fences:
         self.k = settings.k0.clone()
         self.median = torch.zeros(channels, device=device)
         self.half_width = torch.full((channels,), torch.inf, device=device)
+        self._spread = self.half_width.clone()
 
     def outside(self, channels: slice, values: Tensor) -> tuple[Tensor, Tensor]:
         """Tell how far deviations lie outside.
@@ -75,6 +76,13 @@ class Fences:
         open_ = half.isinf()
         outside = ~(distance < half) & ~open_
         return outside, torch.where(open_, 0.0, distance / half.clamp_min(1e-30))
+
+    def needed_least(self, values: Tensor) -> Tensor:
+        """Return the smallest `least` that would have let `values` `[channels, replicas]` pass."""
+        distance = (values - self.median[:, None]).abs()
+        needed = distance / self.median.abs().clamp_min(1e-30)[:, None]
+        inside = distance < self._spread[:, None]
+        return torch.where(inside, 0.0, needed)
 
     def push(self, values: Tensor) -> None:
         """Take the deviations of one step `[channels, replicas]`, NaN where they do not count."""
@@ -93,9 +101,9 @@ class Fences:
         iqr = torch.maximum(q3 - q1, self._settings.eps)
         enough = count >= self._min_values
         self.k = torch.where(enough, self._adapt(values, count, q2, iqr), self.k)
-        half = torch.maximum(self.k * iqr, self._settings.least * q2.abs())
         self.median = torch.where(enough, q2, self.median)
-        self.half_width = torch.where(enough, half, torch.inf)
+        self._spread = torch.where(enough, self.k * iqr, torch.inf)
+        self.half_width = torch.maximum(self._spread, self._settings.least * q2.abs())
 
     def _adapt(self, values: Tensor, count: Tensor, q2: Tensor, iqr: Tensor) -> Tensor:
         """Return `k` after the changes of this step: all candidates are tried at once."""

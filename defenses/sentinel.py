@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from sentinel_bench.defenses.fence import FenceSettings, Fences
+    from sentinel_bench.defenses.fence import Fences, FenceSettings
 
 DIRECTIONS: tuple[Direction, ...] = ("activation", "gradient")
-PUBLISHED = "llama-3-0.6b-16x8"
+Column = Literal[
+    "llama-3-0.6b-16x8", "llama-3-0.6b-16x16", "llama-3-1.2b-8x8", "nanogpt-0.25b-12x8"
+]
+PUBLISHED: Column = "llama-3-0.6b-16x8"
 
 
 class PerDirection(Frozen):
@@ -33,9 +36,9 @@ class PerDirection(Frozen):
 class SentinelParams(ResponseParams):
     """Parameters of `sentinel`; the defaults are the published ones of `values`."""
 
-    values: Literal[
-        "llama-3-0.6b-16x8", "llama-3-0.6b-16x16", "llama-3-1.2b-8x8", "nanogpt-0.25b-12x8"
-    ] = Field(PUBLISHED, description="column of the paper's Table 14 that gives the defaults")
+    values: Column = Field(
+        PUBLISHED, description="column of the paper's Table 14 that gives the defaults"
+    )
     beta: PerDirection = Field(description="decay of the moving average")
     k0: PerDirection = Field(description="first factor of the interquartile range")
     alpha: PerDirection = Field(description="target share of honest deviations outside")
@@ -69,7 +72,7 @@ class SentinelParams(ResponseParams):
             if isinstance(given, Mapping):
                 filled[key] = {**published, **given}
             elif not isinstance(given, PerDirection):
-                filled[key] = {direction: given for direction in DIRECTIONS}
+                filled[key] = dict.fromkeys(DIRECTIONS, given)
         return filled
 
 
@@ -150,12 +153,13 @@ class Sentinel(Defense[SentinelParams]):
         """Return the bytes of the averages and of the windows."""
         return sum(m.nbytes for m in self._average.values()) + self._fences.state_bytes()
 
-    def deviations(self) -> Tensor:
-        """Return the clean deviations of the running step, `[channels, replicas]`, NaN elsewhere.
+    def needed_lambda(self) -> Tensor:
+        """Return the least lambda that lets each clean deviation of this step pass.
 
-        Channels are ordered by stage, direction, statistic; see `channel_names`.
+        `[channels, replicas]`; 0 within `k * IQR`, NaN where there was no signal. Call before
+        `end_step`.
         """
-        return self._values
+        return self._fences.needed_least(self._values)
 
     def channel_names(self, stages: int) -> list[tuple[int, Direction, str]]:
         """Return (stage, direction, statistic) of each channel."""

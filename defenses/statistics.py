@@ -32,7 +32,8 @@ def l2(x: Tensor, m: Tensor, axis: str = "tensor") -> Tensor:
     scale = (x_power * m_power).sqrt()
     correlation = torch.where(scale > 0, cross / scale, 0.0)
     out = (x_power > 0).float() + (m_power > 0).float() - 2 * correlation
-    return out if axis == "tensor" else out.flatten(1).mean(1)
+    per_replica: Tensor = out if axis == "tensor" else out.flatten(1).mean(1)
+    return per_replica
 
 
 def _variance(x: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def _variance(x: Tensor) -> Tensor:
 
 def sfr(x: Tensor, m: Tensor) -> Tensor:
     """Sign flip ratio: share of elements whose sign differs; the sign of 0 is 0."""
-    return (x.sign() != m.sign()).flatten(1).float().mean(1)
+    return (x.sign() - m.sign()).abs_().clamp_(max=1).flatten(1).mean(1)
 
 
 def swd(x: Tensor, m: Tensor, directions: Tensor) -> Tensor:
@@ -54,9 +55,8 @@ def swd(x: Tensor, m: Tensor, directions: Tensor) -> Tensor:
         directions: `[hidden, n]` unit vectors; the distance is the mean over the n projections.
     """
     hidden = x.shape[-1]
-    a = sort_last((x.reshape(len(x), -1, hidden) @ directions).transpose(1, 2))
-    b = sort_last((m.reshape(-1, hidden) @ directions).T)
-    return (a - b).abs_().flatten(1).mean(1)
+    a, b = (directions.T @ y.reshape(-1, y[0, ..., 0].numel(), hidden).mT for y in (x, m[None]))
+    return (sort_last(a) - sort_last(b)).abs_().flatten(1).mean(1)
 
 
 def unit_directions(hidden: int, n: int, seed: int, device: str) -> Tensor:

@@ -127,25 +127,20 @@ class Component(Frozen):
         Raises:
             ConfigError: a part is not `key=value`, or a key is given twice.
         """
-        import yaml
-
         name, _, rest = text.partition(":")
         params: dict[str, Any] = {}
         for part in _split(rest):
             key, equals, value = part.partition("=")
             if not (key.strip() and equals and value.strip()):
                 raise ConfigError(f"{text!r}: {part!r} is not key=value")
-            try:
-                _insert(params, key.strip().split("."), yaml.safe_load(value), text)
-            except yaml.YAMLError as error:
-                raise ConfigError(f"{text!r}: {value!r} is not a YAML value") from error
+            _insert(params, key.strip().split("."), parse_value(value, text), text)
         if not name.strip():
             raise ConfigError(f"{text!r} names nothing; write name or name:key=value")
         return cls(name=name.strip(), params=params)
 
     def label(self) -> str:
         """Return the name with its parameters, as `parse` reads it."""
-        flat = flatten(self.params)
+        flat = {key: _inline(value) for key, value in flatten(self.params).items()}
         return ":".join([self.name] + [",".join(f"{k}={v}" for k, v in flat.items())] * bool(flat))
 
 
@@ -269,6 +264,20 @@ def _spread(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return {k: v for k, v in under.items() if k not in over or isinstance(over[k], Mapping)}
 
 
+def parse_value(text: str, where: str) -> Any:
+    """Read a YAML value from the command line; `where` is what the user typed.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2020-13-45
+        raise ConfigError(f"{where!r}: {text!r} is not a YAML value") from error
+
+
 def set_dotted(tree: dict[str, Any], key: str, value: Any) -> None:
     """Set `a.b.c` in nested mappings, for `--set a.b.c=value`."""
     _insert(tree, key.split("."), value, key)
@@ -306,6 +315,14 @@ def _keys(model: Any, place: list[str]) -> list[str]:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return []
     return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _inline(value: Any) -> str:
+    """Return a value on one line, so that YAML reads the same value back."""
+    import yaml
+
+    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"))
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _split(text: str) -> list[str]:

@@ -62,7 +62,7 @@ class Ledger:
         return self._banned[stage][replica]
 
     def lost(self, replica: int) -> bool:
-        """Tell whether a rank's data is lost: one of its workers is banned and nobody takes over."""
+        """Tell whether a rank's data is lost: a worker is banned and nobody takes over."""
         return self.policy.on_ban == "drop" and any(row[replica] for row in self._banned)
 
     def capacity(self) -> list[int]:

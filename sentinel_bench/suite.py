@@ -100,8 +100,7 @@ def make_plan(
             place(scenario, attack)
     problems = []
     for reg, component in [(registry.attacks, a) for a in attacks] + [
-        (registry.defenses, d)
-        for d in defenses  # type: ignore[misc]
+        (registry.defenses, d) for d in defenses
     ]:
         try:
             reg.params(component)
@@ -175,7 +174,7 @@ def run(
         KeyboardInterrupt: after the running cell was recorded as interrupted.
     """
     check_writable(out)
-    tokens = _load_tokens(plan, progress)
+    tokens = load_tokens(plan.groups[0][0], progress)
     known = find_finished(out) if resume else {}
     finished: list[Finished] = []
     for scenario, cells in plan.groups:
@@ -183,15 +182,18 @@ def run(
     return finished
 
 
-def _load_tokens(plan: Plan, progress: Progress) -> Tokens:
-    from sentinel_bench.data.batches import Batches
-    from sentinel_bench.data.tokens import load_tokens
+def load_tokens(scenario: Scenario, progress: Progress) -> Tokens:
+    """Return the corpus of a scenario.
 
-    scenario = plan.groups[0][0]
-    tokens = load_tokens(scenario.data, progress.say)
-    train = scenario.train
-    Batches(tokens, batch_size=1, seq_len=train.seq_len, replicas=1, seed=0)  # is it long enough?
-    return tokens
+    Raises:
+        ConfigError: it cannot be read, or is shorter than one sequence.
+    """
+    from sentinel_bench.data import tokens
+    from sentinel_bench.data.batches import Batches
+
+    corpus = tokens.load_tokens(scenario.data, progress.say)
+    Batches(corpus, batch_size=1, seq_len=scenario.train.seq_len, replicas=1, seed=0)
+    return corpus
 
 
 class _Group:

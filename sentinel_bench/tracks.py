@@ -1,4 +1,4 @@
-"""The tracks of `benchmark.yaml`: named scenarios, with settings of defenses that were tuned for them."""
+"""The tracks of `benchmark.yaml`: named scenarios, with settings of defenses tuned for them."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,17 @@ import click
 import yaml
 
 from sentinel_bench import tracks
-from sentinel_bench.config import Component, Frozen, Scenario, build, merge, set_dotted
+from sentinel_bench.config import (
+    Component,
+    Frozen,
+    Scenario,
+    build,
+    merge,
+    parse_value,
+    set_dotted,
+)
 from sentinel_bench.data.corpora import CORPORA, find_corpus
-from sentinel_bench.errors import ConfigError
+from sentinel_bench.errors import ConfigError, nearest
 
 SHORT = {
     "mode": "threat.mode",
@@ -102,6 +111,10 @@ def read_file(path: Path | None) -> RunFile:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must be a mapping of settings, for example 'attack: delay'")
+    known = [*Scenario.model_fields, "attack", "defense"]
+    unknown = [f"unknown key {key!r}{nearest(str(key), known)}" for key in content.keys() - {*known}]
+    if unknown:
+        raise ConfigError(f"{path}: {'; '.join(sorted(unknown))}")
     own = {key: content.pop(key) for key in ("track", "attack", "defense") if key in content}
     build(Scenario, content, str(path))
     return build(RunFile, {**own, "scenario": content}, str(path))
@@ -121,18 +134,20 @@ def resolve_scenarios(file: RunFile, options: dict[str, Any]) -> tuple[str, list
     changes: dict[str, Any] = {}
     for name, key in SHORT.items():
         if options[name] is not None:
-            set_dotted(changes, key, yaml.safe_load(options[name]))
+            option = f"--{name.replace('_', '-')} {options[name]}"
+            set_dotted(changes, key, parse_value(options[name], option))
     if options["data"] is not None:
         changes["data"] = _corpus(options["data"])
     for setting in options["settings"]:
         key, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set {setting!r} is not KEY=VALUE, for example train.lr=1e-3")
-        set_dotted(changes, key.strip(), yaml.safe_load(value))
+        set_dotted(changes, key.strip(), parse_value(value, f"--set {setting}"))
     scenario = tracks.scenario(track, merge(file.scenario, changes))
     find_corpus(scenario.data)
-    seeds = parse_seeds(options["seeds"]) if options["seeds"] else None
-    return track, with_seeds(scenario, seeds) if seeds else [scenario]
+    if options["seeds"] is None:
+        return track, [scenario]
+    return track, with_seeds(scenario, parse_seeds(options["seeds"]))
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -143,11 +158,12 @@ def parse_seeds(text: str) -> list[int]:
     """
     seeds: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", part.strip(), re.ASCII)
+        if match is None:
             raise ConfigError(f"--seeds {text!r}: write a number, 0-2 or 0,3")
-        numbers = range(int(first), int(last or first) + 1)
-        if not numbers or int(last or first) >= 2**32 or len(numbers) > 1000:
+        first, last = int(match[1]), int(match[2] or match[1])
+        numbers = range(first, last + 1)
+        if not numbers or last >= 2**32 or len(numbers) > 1000:
             raise ConfigError(f"--seeds {text!r}: {part.strip()!r} is no range of seeds")
         seeds += numbers
     return list(dict.fromkeys(seeds))
@@ -163,5 +179,5 @@ def _corpus(text: str) -> dict[str, Any]:
     """Return the settings for `--data`: a name, or a path if there is one or it looks like one."""
     looks_like_path = any(char in text for char in "/\\*?.~") or Path(text).exists()
     if text in CORPORA or not looks_like_path:
-        return {"name": text}
+        return {"name": text, "path": None}
     return {"path": str(Path(text).expanduser())}

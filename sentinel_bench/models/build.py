@@ -23,8 +23,18 @@ def build_model(scenario: Scenario, vocab_size: int, device: str | None = None) 
 
     The global random state is left as it was.
     """
+    config = llama_config(scenario, vocab_size)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(scenario.seeds.model)
+        model = LlamaForCausalLM(config)
+        torch.nn.init.normal_(model.model.embed_tokens.weight)
+    return model.to(device or scenario.device).train()
+
+
+def llama_config(scenario: Scenario, vocab_size: int) -> LlamaConfig:
+    """Return the shape of a scenario's model as Hugging Face's config."""
     shape = resolve(scenario.model)
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -38,8 +48,3 @@ def build_model(scenario: Scenario, vocab_size: int, device: str | None = None) 
         attn_implementation="sdpa",
         use_cache=False,
     )
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(scenario.seeds.model)
-        model = LlamaForCausalLM(config)
-        torch.nn.init.normal_(model.model.embed_tokens.weight)
-    return model.to(device or scenario.device).train()

@@ -32,7 +32,7 @@ PRESETS: dict[str, Shape] = {
     ),
     "llama-3-0.6b": Shape(
         summary="the published main model; for GPUs",
-        source="SENTINEL, arXiv 2603.03592, Table 13 (the feed-forward width, which is not printed, "
+        source="SENTINEL, arXiv 2603.03592, Table 13 (feed-forward width, which is not printed, "
         "is the one that gives the printed 574,391,296 parameters at 128,256 tokens)",
         hidden_size=1024,
         intermediate_size=5488,
@@ -57,7 +57,8 @@ def resolve(config: ModelConfig) -> Shape:
     shape = preset.model_copy(update=given)
     if shape.hidden_size % (2 * shape.heads):
         raise ConfigError(
-            f"model: hidden_size {shape.hidden_size} must be an even multiple of heads {shape.heads}"
+            f"model: hidden_size {shape.hidden_size} must be an even multiple of "
+            f"heads {shape.heads}"
         )
     if shape.heads % shape.kv_heads:
         raise ConfigError(

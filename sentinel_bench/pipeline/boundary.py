@@ -46,8 +46,8 @@ class Boundary(nn.Module):
         `replicas` times as large.
         """
         exchange = self.exchange
-        assert exchange is not None  # noqa: S101 - forward has seen it
-        x = h.unflatten(0, (self.replicas, -1))
+        assert exchange is not None
+        x = h.view(self.replicas, -1, *h.shape[1:])
         tainted = taint.bool().tolist()
         if backward:
             x = x * self.replicas

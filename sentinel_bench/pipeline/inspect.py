@@ -17,7 +17,7 @@ from sentinel_bench.pipeline.tamper import Sent
 class Log(Protocol):
     """Where events go."""
 
-    def append(self, kind: str, **fields: Any) -> None:
+    def append(self, kind: str, /, **fields: Any) -> None:
         """Add one row."""
 
 

@@ -177,7 +177,7 @@ class Trainer:
         the rank: their weight gradients are computed again without it. Upstream its gradient was
         replaced by zeros.
         """
-        assert isinstance(self._exchange, LiveExchange)  # noqa: S101 - nobody else excludes
+        assert isinstance(self._exchange, LiveExchange)
         first = min(self._exchange.inspector.late.values())
         keep = torch.tensor([not e for e in excluded], device=targets.device)
         rows = keep.repeat_interleave(len(targets) // len(excluded)).view(-1, 1, 1)
@@ -187,7 +187,7 @@ class Trainer:
                 out, grad = rank_loss(outputs[index], targets, excluded), None
             else:
                 passed = self._boundaries[index].gradient
-                assert passed is not None  # noqa: S101 - the backward pass has been here
+                assert passed is not None
                 out, grad = outputs[index], passed.masked_fill(~rows, 0.0)
             fresh = torch.autograd.grad(out, parameters, grad, retain_graph=True)
             for parameter, value in zip(parameters, fresh, strict=True):
@@ -214,6 +214,6 @@ def rank_loss(logits: Tensor, targets: Tensor, excluded: Sequence[bool]) -> Tens
     if all(excluded):
         return logits.flatten()[:0].float().sum()
     keep = torch.tensor([not e for e in excluded], device=logits.device)
-    kept = logits.unflatten(0, (len(excluded), -1))[keep].float().flatten(0, 2)
-    labels = targets.unflatten(0, (len(excluded), -1))[keep].flatten()
+    kept = logits.view(len(excluded), -1, *logits.shape[1:])[keep].float().flatten(0, 2)
+    labels = targets.view(len(excluded), -1, *targets.shape[1:])[keep].flatten()
     return F.cross_entropy(kept, labels, reduction="sum") / targets.numel()

@@ -1,0 +1,151 @@
+"""What the pipeline and a defense cost: training steps side by side in one process.
+
+Plain training of the Hugging Face model, the pipeline without a defense, and the pipeline with each
+defense take turns, a few steps each, on the same batches; printed are tokens per second and the
+ratio to plain training, as the median over the rounds of the ratio within a round.
+
+    python benchmarks/step.py [--rounds 15] [--steps 10] [--threads 2] [--shape tiny|0.6b|all]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from sentinel_bench import registry, tracks
+from sentinel_bench.api import Setup
+from sentinel_bench.config import Component, Scenario
+from sentinel_bench.data.batches import Batches
+from sentinel_bench.data.tokens import load_tokens
+from sentinel_bench.ledger import Ledger
+from sentinel_bench.models.build import build_model
+from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
+from sentinel_bench.pipeline.inspect import Inspector
+from sentinel_bench.pipeline.tamper import History, Tamperer
+from sentinel_bench.pipeline.train import Trainer, learning_rate, make_optimizer
+
+DEFENSES = ("none", "sentinel", "averaging")
+SHAPES = {
+    "tiny": {},
+    "0.6b": {
+        "model": {"preset": "llama-3-0.6b", "layers": 4},
+        "grid": {"stages": 4, "replicas": 4},
+        "train": {"batch_size": 1, "seq_len": 128},
+    },
+}
+
+
+class Silent:
+    """A log that forgets."""
+
+    def append(self, kind: str, /, **fields: object) -> None:
+        """Forget a row."""
+
+
+def plain(scenario: Scenario, batches: Batches, vocabulary: int) -> Callable[[int], None]:
+    """Return a function that trains one step of the whole model, without any pipeline."""
+    model = build_model(scenario, vocabulary)
+    optimizer = make_optimizer(model, scenario.train)
+
+    def step(t: int) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(scenario.train, t)
+        inputs, targets = map(torch.from_numpy, batches.train(t))
+        logits = model(input_ids=inputs).logits
+        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), scenario.train.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        float(loss.detach())
+
+    return step
+
+
+def piped(
+    scenario: Scenario, batches: Batches, vocabulary: int, name: str
+) -> Callable[[int], None]:
+    """Return a function that trains one step of the pipeline under a defense."""
+    trainer = Trainer(scenario, batches, vocabulary)
+    component = Component(name=name, params=tracks.tuned("core", Component(name=name)))
+    defense = registry.defenses.create(component)
+    grid = scenario.grid
+    if not defense.passive:
+        defense.start(Setup(grid.stages, grid.replicas, trainer.signal_shape))
+        warm = WarmupExchange([defense], History())
+        trainer.connect(warm)
+        for t in range(12):  # until the fences are closed
+            trainer.step(t)
+            warm.end_step()
+    ledger = Ledger(defense.params, grid.stages, grid.replicas)
+    inspector = Inspector(defense, ledger, Silent())
+    tamperer = Tamperer((), History(), "cpu", ledger.banned)
+    exchange = LiveExchange(tamperer, inspector, lambda *_: None)
+    trainer.connect(exchange)
+
+    def step(t: int) -> None:
+        exchange.step = t
+        trainer.step(t)
+        inspector.end_step(t)
+        exchange.end_step()
+
+    return step
+
+
+def measure(shape: str, rounds: int, steps: int) -> None:
+    """Print one table."""
+    scenario = tracks.scenario("core", SHAPES[shape])
+    train, grid = scenario.train, scenario.grid
+    tokens = load_tokens(scenario.data)
+    batches = Batches(
+        tokens,
+        batch_size=train.batch_size,
+        seq_len=train.seq_len,
+        replicas=grid.replicas,
+        seed=0,
+    )
+    runners = {"plain training": plain(scenario, batches, tokens.vocab_size)}
+    for name in DEFENSES:
+        runners[f"pipeline, {name}"] = piped(scenario, batches, tokens.vocab_size, name)
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    for round_ in range(rounds + 1):  # the first one warms up
+        for name, step in runners.items():
+            started = time.perf_counter()
+            for t in range(steps):
+                step(12 + round_ * steps + t)
+            if round_:
+                seconds[name].append(time.perf_counter() - started)
+    per_round = steps * grid.replicas * train.batch_size * train.seq_len
+    print(
+        f"{shape}: {grid.stages} stages x {grid.replicas} replicas, batch {train.batch_size} x "
+        f"{train.seq_len} tokens, {torch.get_num_threads()} threads, {rounds} rounds of {steps}"
+    )
+    print(f"{'':<22}{'tokens/s':>10}{'over plain':>12}")
+    base = seconds["plain training"]
+    for name, took in seconds.items():
+        ratio = statistics.median(b / s for b, s in zip(base, took, strict=True))
+        print(f"{name:<22}{per_round / statistics.median(took):>10,.0f}{ratio:>12.3f}")
+
+
+def main() -> None:
+    """Measure what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--shape", choices=[*SHAPES, "all"], default="all")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    for shape in SHAPES if arguments.shape == "all" else [arguments.shape]:
+        few = shape != "tiny"
+        measure(shape, max(3, arguments.rounds // 3) if few else arguments.rounds,
+                2 if few else arguments.steps)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
