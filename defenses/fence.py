@@ -53,7 +53,7 @@ class Fences:
         device = settings.k0.device
         self._settings = settings
         self._max_changes = max_changes
-        self._min_values = min(min_steps, window) * max(1, replicas // 2)
+        self._min_steps = min(min_steps, window)
         self._values = torch.full((channels, window, replicas), torch.nan, device=device)
         self._slot = 0
         self.k = settings.k0.clone()
@@ -66,10 +66,11 @@ class Fences:
 
         Args:
             channels: n of the channels.
-            values: `[n, replicas]` deviations; NaN counts as infinitely far.
+            values: `[n, replicas]` deviations; NaN is outside of any closed fence.
 
         Returns:
-            `[n, replicas]` bool, outside or not, and the distance to the median in half widths.
+            `[n, replicas]` bool, outside or not, and the distance to the median in half widths
+            (0 while the fence is open, NaN for NaN).
         """
         median, half = self.median[channels, None], self.half_width[channels, None]
         distance = (values - median).abs()
@@ -99,11 +100,12 @@ class Fences:
         count = (~values.isnan()).sum(1)
         q1, q2, q3 = (_quantile(values, count, q) for q in (0.25, 0.5, 0.75))
         iqr = torch.maximum(q3 - q1, self._settings.eps)
-        enough = count >= self._min_values
+        enough = (~self._values.isnan()).any(2).sum(1) >= self._min_steps
         self.k = torch.where(enough, self._adapt(values, count, q2, iqr), self.k)
         self.median = torch.where(enough, q2, self.median)
         self._spread = torch.where(enough, self.k * iqr, torch.inf)
-        self.half_width = torch.maximum(self._spread, self._settings.least * q2.abs())
+        half = torch.maximum(self._spread, self._settings.least * q2.abs())
+        self.half_width = torch.where(enough, half, torch.inf)
 
     def _adapt(self, values: Tensor, count: Tensor, q2: Tensor, iqr: Tensor) -> Tensor:
         """Return `k` after the changes of this step: all candidates are tried at once."""
@@ -132,7 +134,8 @@ def _share_outside(ordered: Tensor, count: Tensor, center: Tensor, half: Tensor)
     last = torch.where(ordered.isnan(), torch.inf, ordered)
     below = torch.searchsorted(last, (center[:, None] - half).contiguous(), right=True)
     inside = torch.searchsorted(last, (center[:, None] + half).contiguous(), right=False)
-    return 1 - (inside - below).clamp_min(0) / count[:, None].clamp_min(1)
+    outside = count[:, None] - (inside - below).clamp_min(0)
+    return outside / count[:, None].clamp_min(1)
 
 
 def _first(holds: Tensor, candidates: Tensor) -> Tensor:

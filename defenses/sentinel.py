@@ -33,20 +33,55 @@ class PerDirection(Frozen):
     gradient: float = Field(ge=0)
 
 
+class Share(PerDirection):
+    """From 0 to 1."""
+
+    activation: float = Field(ge=0, le=1)
+    gradient: float = Field(ge=0, le=1)
+
+
+class Decay(PerDirection):
+    """From 0 to below 1."""
+
+    activation: float = Field(ge=0, lt=1)
+    gradient: float = Field(ge=0, lt=1)
+
+
+class Positive(PerDirection):
+    """Above 0."""
+
+    activation: float = Field(gt=0)
+    gradient: float = Field(gt=0)
+
+
+class Growth(PerDirection):
+    """At least 1."""
+
+    activation: float = Field(ge=1)
+    gradient: float = Field(ge=1)
+
+
+class Shrinkage(PerDirection):
+    """Above 0, at most 1."""
+
+    activation: float = Field(gt=0, le=1)
+    gradient: float = Field(gt=0, le=1)
+
+
 class SentinelParams(ResponseParams):
     """Parameters of `sentinel`; the defaults are the published ones of `values`."""
 
     values: Column = Field(
         PUBLISHED, description="column of the paper's Table 14 that gives the defaults"
     )
-    beta: PerDirection = Field(description="decay of the moving average")
-    k0: PerDirection = Field(description="first factor of the interquartile range")
-    alpha: PerDirection = Field(description="target share of honest deviations outside")
-    grow: PerDirection = Field(description="factor on k while too many are outside")
-    shrink: PerDirection = Field(description="factor on k while too few are outside")
+    beta: Decay = Field(description="decay of the moving average")
+    k0: Positive = Field(description="first factor of the interquartile range")
+    alpha: Share = Field(description="target share of honest deviations outside")
+    grow: Growth = Field(description="factor on k while too many are outside")
+    shrink: Shrinkage = Field(description="factor on k while too few are outside")
     slack: float = Field(0.1, ge=0, le=1, description="too few: below slack * alpha")
     lambda_: PerDirection = Field(alias="lambda", description="least half width over the median")
-    eps: PerDirection = Field(description="least interquartile range")
+    eps: Positive = Field(description="least interquartile range")
     window: int = Field(100, ge=2, description="steps of deviations behind a fence")
     min_steps: int = Field(10, ge=1, description="steps before a fence closes")
     max_changes: int = Field(10, ge=0, description="changes of k in one step, each way")
@@ -67,6 +102,9 @@ class SentinelParams(ResponseParams):
         filled = dict(data)
         if "lambda_" in filled:
             filled["lambda"] = filled.pop("lambda_")
+        statistics = filled.get("statistics", ())
+        if isinstance(statistics, list | tuple) and len(set(statistics)) < len(statistics):
+            raise ValueError(f"statistics {list(statistics)} names one twice")
         for key, published in column.items():
             given = filled.get(key, {})
             if isinstance(given, Mapping):
@@ -136,13 +174,7 @@ class Sentinel(Defense[SentinelParams]):
         if self._last is not None:
             nan = self._last.new_tensor(float("nan"))
             self._values[self._channels(signals)] = self._last.where(clean, nan)
-        if not clean.any():
-            return
-        key = (signals.stage, signals.direction)
-        mean = _mean(signals.sent.float(), clean)
-        beta = getattr(self.params.beta, signals.direction)
-        old = self._average.get(key)
-        self._average[key] = mean if old is None else old.lerp(mean, 1 - beta)
+        self._remember(signals, clean)
 
     def end_step(self, step: int) -> None:
         """Move all fences by one step."""
@@ -170,7 +202,18 @@ class Sentinel(Defense[SentinelParams]):
             for statistic in self.params.statistics
         ]
 
+    def _remember(self, signals: Signals, clean: Tensor) -> None:
+        """Move the average towards the mean of the clean signals."""
+        if not clean.any():
+            return
+        key = (signals.stage, signals.direction)
+        mean = _mean(signals.sent.float(), clean)
+        beta = getattr(self.params.beta, signals.direction)
+        old = self._average.get(key)
+        self._average[key] = mean if old is None else old.lerp(mean, 1 - beta)
+
     def _reference(self, signals: Signals) -> Tensor | None:
+        """Return what the signals are compared with, or None while there is nothing."""
         return self._average.get((signals.stage, signals.direction))
 
     def _channels(self, signals: Signals) -> slice:
@@ -222,6 +265,9 @@ class Averaging(Sentinel):
         if not signals.active.any():
             return None
         return _mean(signals.sent.float(), signals.active)
+
+    def _remember(self, signals: Signals, clean: Tensor) -> None:
+        """Keep nothing: the reference is made anew in each step."""
 
 
 class _Explained(Mapping[str, "tuple[Tensor, float, float]"]):

@@ -1,7 +1,7 @@
 """Deviations of each replica's signal from a reference (SENTINEL, arXiv 2603.03592, section 4).
 
-Each takes `x` `[replicas, batch, tokens, hidden]` and a reference `m` `[batch, tokens, hidden]`
-(or `[replicas, ...]`-broadcastable), both float32, and returns `[replicas]`.
+Each takes `x` `[replicas, batch, tokens, hidden]` and a reference `m` `[batch, tokens, hidden]`,
+both float32, and returns `[replicas]`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ def l2(x: Tensor, m: Tensor, axis: str = "tensor") -> Tensor:
     """
     if axis == "tensor":
         x, m = x.flatten(1), m.flatten()
-    m = m - m.mean(-1, keepdim=True)
-    m_power = m.square().mean(-1)
-    x_power = x.var(-1, correction=0) if axis == "token" else _variance(x)
-    cross = (x * m).mean(-1) if axis == "token" else x @ m / m.numel()
-    scale = (x_power * m_power).sqrt()
+    (_, x_std), (m_centred, m_std) = _standard(x), _standard(m)
+    cross = x @ m_centred / m.numel() if axis == "tensor" else (x * m_centred).mean(-1)
+    scale = x_std * m_std
     correlation = torch.where(scale > 0, cross / scale, 0.0)
-    out = (x_power > 0).float() + (m_power > 0).float() - 2 * correlation
+    out = (x_std > 0).float() + (m_std > 0).float() - 2 * correlation
     per_replica: Tensor = out if axis == "tensor" else out.flatten(1).mean(1)
     return per_replica
 
 
-def _variance(x: Tensor) -> Tensor:
-    """Population variance of each row `[replicas, n]`, by two fast passes."""
-    mean = x.mean(1, keepdim=True)
-    return (x - mean).square_().mean(1)
+def _standard(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `x` less its mean over the last axis, and its standard deviation there.
+
+    A deviation that is no more than the rounding of the mean is 0.
+    """
+    mean = x.mean(-1, keepdim=True)
+    centred = x - mean
+    std = centred.square().mean(-1).sqrt()
+    return centred, torch.where(std > 1e-6 * mean[..., 0].abs(), std, 0.0)
 
 
 def sfr(x: Tensor, m: Tensor) -> Tensor:
@@ -56,11 +59,12 @@ def swd(x: Tensor, m: Tensor, directions: Tensor) -> Tensor:
     """
     hidden = x.shape[-1]
     a, b = (directions.T @ y.reshape(-1, y[0, ..., 0].numel(), hidden).mT for y in (x, m[None]))
-    return (sort_last(a) - sort_last(b)).abs_().flatten(1).mean(1)
+    difference = sort_last(a) - sort_last(b)
+    return difference.abs_().flatten(1).mean(1)
 
 
 def unit_directions(hidden: int, n: int, seed: int, device: str) -> Tensor:
     """Return `[hidden, n]` unit vectors drawn uniformly from a seed."""
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(hidden, n, generator=generator)
-    return (directions / directions.norm(dim=0)).to(device)
+    return (directions / torch.linalg.vector_norm(directions, dim=0)).to(device)

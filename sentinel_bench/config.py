@@ -274,7 +274,7 @@ def parse_value(text: str, where: str) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2020-13-45
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: 2020-13-45
         raise ConfigError(f"{where!r}: {text!r} is not a YAML value") from error
 
 
@@ -295,6 +295,20 @@ def build(model: type[M], values: Mapping[str, Any], what: str) -> M:
         raise ConfigError(
             f"{what}: {'; '.join(_explain(model, e) for e in error.errors())}"
         ) from None
+
+
+def check(model: type[BaseModel], values: Mapping[str, Any], what: str) -> None:
+    """Check keys and values one by one; `build` sees how they fit once they are merged.
+
+    Raises:
+        ConfigError: as `build` does.
+    """
+    try:
+        model.model_validate(values)
+    except ValidationError as error:
+        wrong = [_explain(model, e) for e in error.errors() if e["type"] != "value_error"]
+        if wrong:
+            raise ConfigError(f"{what}: {'; '.join(wrong)}") from None
 
 
 def _explain(model: type[BaseModel], error: Any) -> str:

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +95,11 @@ def module_sources(module: str) -> set[Path]:
             continue
         found[name] = Path(spec.origin)
         for node in ast.walk(ast.parse(found[name].read_bytes())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
-                names += [f"{node.module}.{a.name}" for a in node.names]
+                relative = "." * node.level + (node.module or "")
+                base = resolve_name(relative, spec.parent)
+                names += [base, *(f"{base}.{a.name}" for a in node.names)]
             todo += [n for n in names if n.startswith(package + ".") and _is_module(n)]
     return set(found.values())
 

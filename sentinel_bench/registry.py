@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from sentinel_bench.api import Attack, Defense, Plugin
+from sentinel_bench.api import Attack, Defense, Plugin, ResponseParams
 from sentinel_bench.attacks import ATTACKS
 from sentinel_bench.config import Component, Frozen, build
 from sentinel_bench.defenses import DEFENSES
@@ -32,13 +32,22 @@ class Registry(Generic[T]):
     Args:
         kind: "attack" or "defense", for messages.
         base: class that every plugin must extend.
+        settings: class that the parameters of every plugin must extend.
         builtins: name to "module:Class".
         group: entry-point group of third-party plugins.
     """
 
-    def __init__(self, kind: str, base: type[T], builtins: Mapping[str, str], group: str) -> None:
+    def __init__(
+        self,
+        kind: str,
+        base: type[T],
+        settings: type[Frozen],
+        builtins: Mapping[str, str],
+        group: str,
+    ) -> None:
         self.kind = kind
         self._base = base
+        self._settings = settings
         self._builtins = builtins
         self._group = group
 
@@ -72,6 +81,13 @@ class Registry(Generic[T]):
             ) from error
         if not (inspect.isclass(plugin) and issubclass(plugin, self._base)):
             raise PluginError(f"{self.kind} {name!r} is not a subclass of {self._base.__name__}")
+        missing = [a for a in ("name", "goal", "formula", "source") if not hasattr(plugin, a)]
+        if missing:
+            raise PluginError(
+                f"{self.kind} {name!r} lacks {', '.join(missing)}; see the api module"
+            )
+        if not issubclass(plugin.Params, self._settings):
+            raise PluginError(f"{self.kind} {name!r}: Params must extend {self._settings.__name__}")
         return plugin
 
     def params(self, component: Component) -> Frozen:
@@ -84,8 +100,20 @@ class Registry(Generic[T]):
         return build(plugin.Params, component.params, f"{self.kind} {component.name}")
 
     def create(self, component: Component) -> T:
-        """Return a new instance with validated parameters."""
-        return self.get(component.name)(self.params(component))
+        """Return a new instance with validated parameters.
+
+        Raises:
+            ConfigError: an unknown name, an unknown or impossible parameter.
+            PluginError: the class cannot be loaded, or its constructor raised.
+        """
+        plugin, params = self.get(component.name), self.params(component)
+        try:
+            return plugin(params)
+        except Exception as error:  # a plugin may raise anything
+            raise PluginError(
+                f"{self.kind} {component.name} cannot be made: {type(error).__name__}: {error}",
+                party=self.kind,
+            ) from error
 
     def identity(self, component: Component) -> dict[str, Any]:
         """Return all that makes results of this plugin comparable: settings, version, source."""
@@ -105,5 +133,9 @@ def _load(target: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-attacks: Registry[Attack[Any]] = Registry("attack", Attack, ATTACKS, "sentinel_bench.attacks")
-defenses: Registry[Defense[Any]] = Registry("defense", Defense, DEFENSES, "sentinel_bench.defenses")
+attacks: Registry[Attack[Any]] = Registry(
+    "attack", Attack, Frozen, ATTACKS, "sentinel_bench.attacks"
+)
+defenses: Registry[Defense[Any]] = Registry(
+    "defense", Defense, ResponseParams, DEFENSES, "sentinel_bench.defenses"
+)

@@ -126,10 +126,14 @@ def rescore(folder: Path) -> tuple[dict[str, Any], list[str]]:
         RunError: a file cannot be read.
     """
     from sentinel_bench.config import flatten
-    from sentinel_bench.record import read_config, read_events, read_result
+    from sentinel_bench.errors import RunError
+    from sentinel_bench.record import CONFIG, read_config, read_events, read_result
 
     config, events = read_config(folder), read_events(folder)
-    fresh = result(config, events, {})
+    try:
+        fresh = result(config, events, {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{folder / CONFIG}: its cell cannot be read: {error!r}") from error
     stored = read_result(folder)
     if stored is None:
         return fresh["scores"], ["result.json is missing"]

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sentinel_bench import registry
 from sentinel_bench.config import Cell, Component, Scenario, Seeds
-from sentinel_bench.errors import ConfigError, PluginError, SentinelBenchError
+from sentinel_bench.errors import ConfigError, PluginError, RunError, SentinelBenchError
 from sentinel_bench.models.presets import layers_per_stage
 from sentinel_bench.provenance import digest, provenance, source_digest
 from sentinel_bench.record import (
@@ -91,21 +92,20 @@ def make_plan(
     For each scenario: no attack and no defense; then each attack without and with the defenses.
 
     Raises:
-        ConfigError, PluginError: a name, a parameter or a grid that cannot be run. All names are
-            checked before anything starts.
+        ConfigError, PluginError: names, parameters or grids that cannot be run. All are checked
+            before anything starts, and all that is wrong is said at once.
     """
+    checks: list[Callable[[], object]] = [partial(registry.attacks.params, a) for a in attacks]
+    checks += [partial(registry.defenses.params, d) for d in defenses]
     for scenario in scenarios:
-        layers_per_stage(scenario)
-        for attack in attacks:
-            place(scenario, attack)
-    problems = []
-    for reg, component in [(registry.attacks, a) for a in attacks] + [
-        (registry.defenses, d) for d in defenses
-    ]:
+        checks += [partial(layers_per_stage, scenario)]
+        checks += [partial(place, scenario, attack) for attack in attacks]
+    problems: dict[str, None] = {}
+    for check in checks:
         try:
-            reg.params(component)
+            check()
         except ConfigError as error:
-            problems.append(str(error))
+            problems[str(error)] = None
     if problems:
         raise ConfigError("; ".join(problems))
     plan = Plan()
@@ -334,7 +334,7 @@ def _title(cell: Cell) -> str:
 def _party(error: Exception) -> str:
     if isinstance(error, PluginError):
         return error.party
-    if isinstance(error, OSError | MemoryError) or "out of memory" in str(error):
+    if isinstance(error, OSError | MemoryError | RunError) or "out of memory" in str(error):
         return "host"
     return "pipeline"
 

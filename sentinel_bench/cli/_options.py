@@ -16,6 +16,7 @@ from sentinel_bench.config import (
     Frozen,
     Scenario,
     build,
+    check,
     merge,
     parse_value,
     set_dotted,
@@ -107,16 +108,18 @@ def read_file(path: Path | None) -> RunFile:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must be a mapping of settings, for example 'attack: delay'")
     known = [*Scenario.model_fields, "attack", "defense"]
-    unknown = [f"unknown key {key!r}{nearest(str(key), known)}" for key in content.keys() - {*known}]
+    unknown = [
+        f"unknown key {key!r}{nearest(str(key), known)}" for key in content.keys() - {*known}
+    ]
     if unknown:
         raise ConfigError(f"{path}: {'; '.join(sorted(unknown))}")
     own = {key: content.pop(key) for key in ("track", "attack", "defense") if key in content}
-    build(Scenario, content, str(path))
+    check(Scenario, content, str(path))
     return build(RunFile, {**own, "scenario": content}, str(path))
 
 

@@ -41,7 +41,7 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Show a line."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def start(self, label: str, total: int) -> None:
         """Begin a piece of work of `total` steps."""

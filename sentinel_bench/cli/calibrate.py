@@ -20,7 +20,7 @@ from sentinel_bench.config import Component, Scenario
 @click.option("--defense", default="sentinel", show_default=True, help="NAME or NAME:key=value,...")
 @_options.scenario_options
 @click.option(
-    "--flags", type=click.FloatRange(0), default=0.5, show_default=True,
+    "--flags", type=click.FloatRange(0), default=1.0, show_default=True,
     help="honest signals that may be flagged, per 1000",
 )  # fmt: skip
 @click.option(

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import ValidationError
 from rich.table import Table
 
 from sentinel_bench import registry, tracks
 from sentinel_bench.api import Attack, Plugin
 from sentinel_bench.cli import _output
 from sentinel_bench.data.corpora import CORPORA
-from sentinel_bench.errors import PluginError
+from sentinel_bench.errors import PluginError, RunError
 from sentinel_bench.models.presets import PRESETS
 from sentinel_bench.record import find_runs, read_config, read_result
 
 Rows = list[dict[str, Any]]
+_RUN = ("track", "attack", "defense", "seed", "outcome", "f1", "validation_loss")
 
 
 @click.command("list")
@@ -86,16 +88,20 @@ def _describe(plugin: type[Plugin[Any]]) -> dict[str, Any]:
     if issubclass(plugin, Attack):
         data["knowledge"] = str(plugin.knowledge)
         data["adaptive"] = "yes" if plugin.adaptive else "no"
-    defaults = plugin.Params().model_dump(mode="json", by_alias=True)
+    try:
+        params = plugin.Params()
+    except ValidationError:  # a parameter has to be given
+        params = plugin.Params.model_construct()
+    defaults = params.model_dump(mode="json", by_alias=True)
     schema = plugin.Params.model_json_schema(by_alias=True).get("properties", {})
     data["parameters"] = [
         {
             "name": name,
-            "default": defaults[name],
+            "default": defaults.get(name, "required"),
             "type": _type(schema[name]),
             "description": schema[name].get("description", ""),
         }
-        for name in defaults
+        for name in schema
     ]
     return data
 
@@ -152,18 +158,16 @@ def _tracks() -> Rows:
 def _runs(folder: Path) -> Rows:
     rows = []
     for path in find_runs(folder):
-        config, result = read_config(path), read_result(path)
-        scores = result["scores"] if result else {}
-        rows.append(
-            {
-                "run": path.name,
-                "track": config["cell"]["scenario"]["track"],
-                "attack": config["cell"]["attack"]["name"],
-                "defense": config["cell"]["defense"]["name"],
-                "seed": config["cell"]["scenario"]["seeds"]["model"],
-                "outcome": scores.get("outcome", "unfinished"),
-                "f1": scores.get("f1"),
-                "validation_loss": scores.get("validation_loss"),
-            }
-        )
+        row: dict[str, Any] = {"run": path.name, **dict.fromkeys(_RUN)}
+        try:
+            cell, result = read_config(path)["cell"], read_result(path)
+            scores = {} if result is None else result["scores"]
+            row["track"] = cell["scenario"]["track"]
+            row["attack"], row["defense"] = cell["attack"]["name"], cell["defense"]["name"]
+            row["seed"] = cell["scenario"]["seeds"]["model"]
+            row["outcome"] = scores.get("outcome", "unfinished")
+            row["f1"], row["validation_loss"] = scores.get("f1"), scores.get("validation_loss")
+        except (RunError, KeyError, TypeError, AttributeError):
+            row |= {**dict.fromkeys(_RUN), "outcome": "unreadable"}
+        rows.append(row)
     return rows

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from sentinel_bench.api import Defense, Direction, Signals
-from sentinel_bench.pipeline.inspect import Inspector, check, end_step, learn, row_mask
+from sentinel_bench.api import Defense, Direction
+from sentinel_bench.pipeline.inspect import Inspector, check, end_step, learn, row_mask, show
 from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
 
 
@@ -51,7 +51,7 @@ class WarmupExchange:
         all_of_them = row_mask([True] * len(x), x)
         received = self._received.get((stage, direction))
         for defense in self._defenses:
-            signals = Signals(stage, direction, self.step, x, received, all_of_them)
+            signals = show(stage, direction, self.step, x, received, all_of_them)
             check(defense, signals)
             learn(defense, signals, all_of_them)
         self._received[_next_stage(stage, direction), direction] = x

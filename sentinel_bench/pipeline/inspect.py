@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sentinel_bench.api import Defense, Direction, Signals, Verdict
-from sentinel_bench.errors import PluginError, SentinelBenchError
+from sentinel_bench.api import Defense, Direction, Setup, Signals, Verdict
+from sentinel_bench.errors import PluginError
 from sentinel_bench.ledger import Ban, Ledger
 from sentinel_bench.pipeline.tamper import Sent
 
@@ -74,7 +74,7 @@ class Inspector:
             for r, (t, gone) in enumerate(zip(tainted, lost, strict=True))
         ]
         active = [t and i for t, i in zip(tested, intact, strict=True)]
-        signals = Signals(stage, direction, step, x, received, row_mask(active, x))
+        signals = show(stage, direction, step, x, received, row_mask(active, x))
         verdict = check(self._defense, signals)
         flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
         severe = [s or not i for s, i in zip(verdict.severe.tolist(), intact, strict=True)]
@@ -109,7 +109,7 @@ class Inspector:
 
     def state_bytes(self) -> int:
         """Return the memory that the defense keeps."""
-        return self._defense.state_bytes()
+        return state_bytes(self._defense)
 
     def excluded(self) -> list[bool]:
         """Return the ranks that are left out of this step's weight gradients."""
@@ -128,7 +128,7 @@ class Inspector:
         policy = self.ledger.policy
         if policy.quarantine or policy.substitute == "zeros" or reference is None:
             return zero_rows(x, rows)
-        return torch.where(row_mask(rows, x).view(-1, 1, 1, 1), reference, x)
+        return torch.where(row_mask(rows, x).view(-1, 1, 1, 1), reference.to(x), x)
 
     def _count(
         self,
@@ -153,10 +153,7 @@ class Inspector:
                     replica=replica,
                     direction=direction,
                     tampered=tampered,
-                    statistics={
-                        name: [float(values[replica]), low, high]
-                        for name, (values, low, high) in verdict.statistics.items()
-                    },
+                    statistics=statistics_of(self._defense, verdict, replica),
                 )
 
 
@@ -176,16 +173,26 @@ def row_mask(rows: list[bool], like: Tensor) -> Tensor:
     return torch.tensor(rows, device=like.device)
 
 
+def show(
+    stage: int,
+    direction: Direction,
+    step: int,
+    sent: Tensor,
+    received: Tensor | None,
+    active: Tensor,
+) -> Signals:
+    """Return signals for a defense: of `.data`, base and version do not tell who has tampered."""
+    before = None if received is None else received.data
+    return Signals(stage, direction, step, sent.data, before, active)
+
+
 def check(defense: Defense[Any], signals: Signals) -> Verdict:
     """Ask a defense for its verdict, and check the verdict's form.
 
     Raises:
         PluginError: the defense raised, changed a signal, or returned something else.
     """
-    version = signals.sent._version
-    verdict = _call(defense, "check", signals)
-    if signals.sent._version != version:
-        raise PluginError(f"defense {defense.name} changed a signal", party="defense")
+    verdict = _look(defense, "check", signals)
     shape = signals.active.shape
     if not (
         isinstance(verdict, Verdict)
@@ -198,12 +205,53 @@ def check(defense: Defense[Any], signals: Signals) -> Verdict:
             f"defense {defense.name}: check must return a Verdict with bool tensors [replicas]",
             party="defense",
         )
+    reference = verdict.reference
+    expected = signals.sent.shape[1:]
+    if reference is not None and getattr(reference, "shape", None) != expected:
+        raise PluginError(
+            f"defense {defense.name}: the reference of a Verdict must be None or a tensor "
+            f"[batch, tokens, hidden] = {[*expected]}",
+            party="defense",
+        )
     return verdict
 
 
 def learn(defense: Defense[Any], signals: Signals, clean: Tensor) -> None:
-    """Let a defense learn from the clean signals."""
-    _call(defense, "learn", signals, clean)
+    """Let a defense learn from the clean signals.
+
+    Raises:
+        PluginError: the defense raised, or changed a signal.
+    """
+    _look(defense, "learn", signals, clean)
+
+
+def start(defense: Defense[Any], setup: Setup) -> None:
+    """Tell a defense the grid."""
+    _call(defense, "start", setup)
+
+
+def state_bytes(defense: Defense[Any]) -> int:
+    """Ask a defense for the memory that it keeps."""
+    return int(_call(defense, "state_bytes"))
+
+
+def statistics_of(defense: Defense[Any], verdict: Verdict, replica: int) -> dict[str, list[float]]:
+    """Return what a verdict says about a replica, for the record: value, low and high.
+
+    Raises:
+        PluginError: the statistics are not in the form of `Verdict`.
+    """
+    try:
+        return {
+            name: [float(values[replica]), float(low), float(high)]
+            for name, (values, low, high) in verdict.statistics.items()
+        }
+    except Exception as error:  # a plugin may return anything
+        raise PluginError(
+            f"defense {defense.name}: the statistics of a Verdict must be name to "
+            f"(value [replicas], low, high): {type(error).__name__}: {error}",
+            party="defense",
+        ) from error
 
 
 def end_step(defense: Defense[Any], step: int) -> None:
@@ -211,11 +259,19 @@ def end_step(defense: Defense[Any], step: int) -> None:
     _call(defense, "end_step", step)
 
 
+def _look(defense: Defense[Any], method: str, signals: Signals, *args: Any) -> Any:
+    """Call a method that is shown signals, which it must leave as they are."""
+    shown = [t for t in (signals.sent, signals.received, signals.active) if t is not None]
+    versions = [t._version for t in shown]
+    answer = _call(defense, method, signals, *args)
+    if [t._version for t in shown] != versions:
+        raise PluginError(f"defense {defense.name}: {method} changed a signal", party="defense")
+    return answer
+
+
 def _call(defense: Defense[Any], method: str, *args: Any) -> Any:
     try:
         return getattr(defense, method)(*args)
-    except SentinelBenchError:
-        raise
     except Exception as error:  # a plugin may raise anything
         raise PluginError(
             f"defense {defense.name}: {method} raised {type(error).__name__}: {error}",

@@ -17,9 +17,10 @@ from sentinel_bench.api import Defense, Direction, Setup
 from sentinel_bench.config import Cell, Component, Scenario
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
+from sentinel_bench.errors import PluginError
 from sentinel_bench.ledger import Ledger
 from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
-from sentinel_bench.pipeline.inspect import Inspector, Log, Tally
+from sentinel_bench.pipeline.inspect import Inspector, Log, Tally, start, state_bytes
 from sentinel_bench.pipeline.tamper import History, Tamperer, watch
 from sentinel_bench.pipeline.train import StepResult, Trainer
 from sentinel_bench.threat import place
@@ -82,7 +83,7 @@ class Session:
             raise RuntimeError("warm_up comes first")
         self._trainer.restore(self._snapshot)
         grid, train = self.scenario.grid, self.scenario.train
-        defense = copy.deepcopy(self._defenses[cell.resolved_defense.label()])
+        defense = _fork(self._defenses[cell.resolved_defense.label()])
         ledger = Ledger(defense.params, grid.stages, grid.replicas)
         inspector = Inspector(defense, ledger, log)
         tamperer = Tamperer(
@@ -115,13 +116,24 @@ class Session:
 
     def state_bytes(self, cell: Cell) -> int:
         """Return the memory that the cell's defense keeps, measured at the end of the warm-up."""
-        return self._defenses[cell.resolved_defense.label()].state_bytes()
+        return state_bytes(self._defenses[cell.resolved_defense.label()])
 
     def _start(self, component: Component) -> Defense[Any]:
         defense = registry.defenses.create(component)
         if not defense.passive:
-            defense.start(self._setup)
+            start(defense, self._setup)
         return defense
+
+
+def _fork(defense: Defense[Any]) -> Defense[Any]:
+    """Return a copy with a state of its own."""
+    try:
+        return copy.deepcopy(defense)
+    except Exception as error:  # a plugin may hold anything
+        raise PluginError(
+            f"defense {defense.name} cannot be copied: {type(error).__name__}: {error}",
+            party="defense",
+        ) from error
 
 
 def set_threads(threads: int | None) -> None:

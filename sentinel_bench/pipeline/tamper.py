@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from sentinel_bench import registry
 from sentinel_bench.api import Attack, AttackContext, Direction
-from sentinel_bench.errors import PluginError, SentinelBenchError
+from sentinel_bench.errors import PluginError
 from sentinel_bench.threat import Attacker
 
 Key = tuple[int, Direction, int]
@@ -60,15 +60,37 @@ class History:
             if (s, d) == (stage, direction):
                 past.append(x[replica].detach().clone())
 
-    def get(self, key: Key) -> Sequence[Tensor]:
-        """Return the past signals of a worker, oldest first."""
-        return self._past.get(key, ())
+    def get(self, key: Key, depth: int) -> Sequence[Tensor]:
+        """Return the last `depth` signals of a worker, oldest first, as copies.
+
+        Another attack that shares the warm-up may have asked for more.
+        """
+        return _Copies([*self._past.get(key, ())][-depth:] if depth else [])
 
     def fork(self) -> History:
         """Return an independent history with the same past."""
         copy = History()
         copy._past = {key: deque(past, maxlen=past.maxlen) for key, past in self._past.items()}
         return copy
+
+
+class _Copies(Sequence[Tensor]):
+    """A sequence of tensors, each copied when it is asked for."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> _Copies: ...
+    def __getitem__(self, index: int | slice) -> Tensor | _Copies:
+        if isinstance(index, slice):
+            return _Copies(self._tensors[index])
+        return self._tensors[index].clone()
 
 
 def directions(mode: str) -> tuple[Direction, ...]:
@@ -86,6 +108,7 @@ class _Villain:
         self.attack: Attack[Any] = registry.attacks.create(attacker.attack)
         self.generator = torch.Generator(device).manual_seed(attacker.seed)
         self.directions = directions(attacker.mode)
+        self.memory = memory(self.attack)
 
 
 class Tamperer:
@@ -149,33 +172,33 @@ class Tamperer:
     ) -> Tensor | None:
         """Return what one attacker sends, or None if it is honest in this step."""
         a = villain.attacker
+        # Copies: whatever the attack does to them, the pipeline's own tensors stay as they are.
+        original, honest = x[a.replica], x[a.replica].clone()
         context = AttackContext(
             step=step,
             stage=a.stage,
             replica=a.replica,
             direction=direction,
-            received=None if received is None else received[a.replica],
-            history=self._history.get((a.stage, direction, a.replica)),
+            received=None if received is None else received[a.replica].clone(),
+            history=self._history.get((a.stage, direction, a.replica), villain.memory),
             generator=villain.generator,
         )
         if a.rate < 1 and not context.chance(a.rate):
             return None
-        honest, version = x[a.replica], x._version
+        version = honest._version
         act = villain.attack.activation if direction == "activation" else villain.attack.gradient
         where = f"attack {a.attack.name} (step {step}, stage {a.stage}, replica {a.replica})"
         try:
             sent = act(honest, context)
-        except SentinelBenchError:
-            raise
         except Exception as error:  # a plugin may raise anything
             raise PluginError(
                 f"{where} raised {type(error).__name__}: {error}", party="attack"
             ) from error
-        if x._version != version:
+        if honest._version != version:
             raise PluginError(f"{where} changed the tensor it was given", party="attack")
         if not isinstance(sent, Tensor):
             raise PluginError(f"{where} returned {type(sent).__name__}, no tensor", party="attack")
-        if sent is honest or (_readable(sent, honest) and torch.equal(sent, honest)):
+        if _readable(sent, original) and torch.equal(sent, original):
             return None
         return sent.detach()
 
@@ -184,9 +207,28 @@ def watch(attacks: Sequence[tuple[Attacker, Attack[Any]]], history: History) -> 
     """Have `history` keep what the attacks will need."""
     for attacker, attack in attacks:
         for direction in directions(attacker.mode):
-            history.watch((attacker.stage, direction, attacker.replica), attack.memory())
+            history.watch((attacker.stage, direction, attacker.replica), memory(attack))
+
+
+def memory(attack: Attack[Any]) -> int:
+    """Ask an attack how many past signals it needs.
+
+    Raises:
+        PluginError: it raised, or the answer is no count.
+    """
+    try:
+        depth = attack.memory()
+    except Exception as error:  # a plugin may raise anything
+        raise PluginError(
+            f"attack {attack.name}: memory raised {type(error).__name__}: {error}", party="attack"
+        ) from error
+    if not isinstance(depth, int) or depth < 0:
+        raise PluginError(f"attack {attack.name}: memory returned {depth!r}", party="attack")
+    return depth
 
 
 def _readable(sent: Tensor, like: Tensor) -> bool:
     """Tell whether a receiver that expects `like` can read `sent`."""
-    return (sent.shape, sent.dtype, sent.device) == (like.shape, like.dtype, like.device)
+    return (sent.shape, sent.dtype, sent.device, sent.layout) == (
+        *(like.shape, like.dtype, like.device, like.layout),
+    )

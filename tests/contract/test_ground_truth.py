@@ -1,0 +1,238 @@
+"""No defense can reach the ground truth by following the objects that it is given.
+
+What a process's memory, its stack or its garbage collector hold is out of scope here: a defense
+is code that the benchmark runs. What is tested is that nothing leaks along ordinary references.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sentinel_bench import registry
+from sentinel_bench.api import (
+    Attack,
+    AttackContext,
+    Defense,
+    ResponseParams,
+    Setup,
+    Signals,
+    Verdict,
+)
+from sentinel_bench.config import Component, Scenario, ThreatConfig
+from sentinel_bench.ledger import Ledger
+from sentinel_bench.pipeline.boundary import Boundary, echo
+from sentinel_bench.pipeline.exchange import LiveExchange
+from sentinel_bench.pipeline.inspect import Inspector
+from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
+from sentinel_bench.threat import Attacker
+
+SECRET = (Attacker, Tamperer, ThreatConfig, Scenario, Attack, AttackContext, Sent, History)
+HARNESS = (LiveExchange, Inspector)
+STAGES, REPLICAS, SHAPE = 4, 4, (2, 4, 8)
+ATTACKERS = [Attacker(1, 2, 3, Component(name="scaling"), "both", seed=9)]
+
+
+def reachable(*roots: Any) -> Iterator[Any]:
+    """Yield every object at the end of a chain of attributes, closures and containers."""
+    seen: dict[int, Any] = {}
+    todo = list(roots)
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type | ModuleType | str | bytes | int | float):
+            continue
+        seen[id(item)] = item  # kept, so that no id is used twice
+        yield item
+        todo.extend(_next(item))
+
+
+def _next(item: Any) -> Iterator[Any]:
+    yield from getattr(item, "__dict__", {}).values()
+    for kind in type(item).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(item, slot):
+                yield getattr(item, slot)
+    if isinstance(item, dict):
+        yield from item.keys()
+        yield from item.values()
+    elif isinstance(item, list | tuple | set | frozenset | deque):
+        yield from item
+    elif isinstance(item, FunctionType):
+        yield from (cell.cell_contents for cell in item.__closure__ or ())
+        yield from item.__defaults__ or ()
+        yield from (item.__kwdefaults__ or {}).values()
+    elif isinstance(item, MethodType):
+        yield from (item.__self__, item.__func__)
+    elif isinstance(item, partial):
+        yield from (item.func, item.args, item.keywords)
+    elif isinstance(item, Tensor):
+        yield from (item._base, item.grad_fn, item._backward_hooks)
+    elif hasattr(item, "next_functions"):  # a node of autograd
+        yield from (node for node, _ in item.next_functions)
+
+
+def secrets(*roots: Any) -> set[str]:
+    """Return the types of what should not be reachable."""
+    return {type(o).__name__ for o in reachable(*roots) if isinstance(o, SECRET + HARNESS)}
+
+
+class Events:
+    """A log that keeps nothing."""
+
+    def append(self, kind: str, /, **fields: Any) -> None:
+        """Forget the row."""
+
+
+def exchange(defense: Defense[Any]) -> LiveExchange:
+    """Put a defense behind the boundaries of four stages with one attacker."""
+    if not defense.passive:
+        defense.start(Setup(STAGES, REPLICAS, SHAPE))
+    ledger = Ledger(defense.params, STAGES, REPLICAS)
+    tamperer = Tamperer(ATTACKERS, History(), "cpu", ledger.banned)
+    return LiveExchange(tamperer, Inspector(defense, ledger, Events()), lambda *act: None)
+
+
+def run(live: LiveExchange, steps: int = 16) -> int:
+    """Send honest signals through the exchange; return how many were tampered with."""
+    tampered = 0
+    noise = torch.Generator().manual_seed(1)
+    base = torch.randn(SHAPE, generator=noise)
+    for step in range(steps):
+        live.step = step
+        tainted = [False] * REPLICAS
+        for stage, direction in ((0, "activation"), (1, "activation")):
+            x = base + 0.05 * torch.randn(REPLICAS, *SHAPE, generator=noise)
+            _, tainted = live.cross(stage, direction, x, tainted)
+        for stage, direction in ((2, "gradient"), (1, "gradient")):
+            x = base + 0.05 * torch.randn(REPLICAS, *SHAPE, generator=noise)
+            _, tainted = live.cross(stage, direction, x, tainted)
+        tampered += live.inspector.tally.tampered
+        live.inspector.end_step(step)
+        live.end_step()
+    return tampered
+
+
+def spied(name: str, seen: list[Any]) -> Defense[Any]:
+    """Return a defense that also notes what it is given and what it answers."""
+    kind = registry.defenses.get(name)
+
+    class Spied(kind):  # type: ignore[misc, valid-type]
+        def check(self, signals: Signals) -> Verdict:
+            verdict = super().check(signals)
+            seen.extend([signals, verdict])
+            return verdict
+
+        def learn(self, signals: Signals, clean: Tensor) -> None:
+            seen.extend([signals, clean])
+            super().learn(signals, clean)
+
+    return Spied(registry.defenses.params(Component(name=name)))
+
+
+@pytest.mark.parametrize("name", registry.defenses.names())
+def test_ground_truth_cannot_be_reached_from_signals_or_from_the_defense(name):
+    seen: list[Any] = []
+    defense = spied(name, seen)
+    assert run(exchange(defense)) > 0
+    assert bool(seen) is not defense.passive
+    assert secrets(defense, seen) == set()
+
+
+@pytest.mark.parametrize("name", registry.defenses.names())
+def test_ground_truth_cannot_be_reached_through_the_graph_of_autograd(name):
+    """A training step with real boundaries: each is a node of the graph, and holds the exchange."""
+    seen: list[Any] = []
+    defense = spied(name, seen)
+    live = exchange(defense)
+    boundaries = [Boundary(stage, REPLICAS) for stage in range(STAGES - 1)]
+    layers = [torch.nn.Linear(SHAPE[2], SHAPE[2]) for _ in range(STAGES)]
+    for step in range(6):  # honest until the attacker starts
+        live.step = step
+        h = torch.randn(REPLICAS * SHAPE[0], *SHAPE[1:])
+        rode = torch.zeros(REPLICAS, requires_grad=True)
+        for layer, boundary in zip(layers, [*boundaries, None], strict=True):
+            h = layer(h)
+            if boundary is not None:
+                boundary.exchange = live
+                h, rode = boundary(h, rode)
+        assert "Attacker" in secrets(h)  # the way is there, for who has a tensor of the graph
+        (h.square().mean() + echo(rode)).backward()
+        live.inspector.end_step(step)
+        live.end_step()
+    assert bool(seen) is not defense.passive
+    assert secrets(defense, seen) == set()
+
+
+class Cheat(Defense[ResponseParams]):
+    """Searches all it can reach for names that sound like the truth, and flags whom it finds."""
+
+    name = "cheat"
+    goal = formula = source = "test"
+    words = ("attack", "tamper", "malicious", "villain", "threat", "truth", "readable", "secret")
+
+    def __init__(self, params: ResponseParams) -> None:
+        super().__init__(params)
+        self.found: list[str] = []
+
+    def check(self, signals: Signals) -> Verdict:
+        names = {
+            name
+            for item in reachable(self, signals)
+            for name in (*getattr(item, "__dict__", {}), *getattr(item, "__slots__", ()))
+        }
+        self.found += [n for n in names if any(word in n.lower() for word in self.words)]
+        guilty = torch.full_like(signals.active, bool(self.found)) & signals.active
+        return Verdict(guilty, guilty)
+
+
+def test_a_defense_that_searches_its_attributes_finds_nothing():
+    cheat = Cheat(ResponseParams())
+    live = exchange(cheat)
+    assert run(live) > 0
+    assert cheat.found == []
+    assert live.inspector.ledger.capacity() == [REPLICAS] * STAGES
+
+
+class Slotted:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def method(self) -> None: ...
+
+
+class Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, secret: Any) -> Tensor:
+        ctx.secret = secret
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0], None
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda secret: {"deep": [(secret,)]},
+        lambda secret: deque([{1: {"k": secret}}]),
+        Slotted,
+        lambda secret: Slotted(secret).method,
+        lambda secret: lambda: secret,
+        lambda secret: lambda value=secret: value,
+        lambda secret: partial(print, secret),
+        lambda secret: Node.apply(torch.ones(2, requires_grad=True), secret) + 1,
+    ],
+)
+def test_the_search_itself_finds_what_is_hidden(hide):
+    assert secrets(hide(ATTACKERS[0])) == {"Attacker"}
