@@ -67,4 +67,5 @@ def unit_directions(hidden: int, n: int, seed: int, device: str) -> Tensor:
     """Return `[hidden, n]` unit vectors drawn uniformly from a seed."""
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(hidden, n, generator=generator)
-    return (directions / torch.linalg.vector_norm(directions, dim=0)).to(device)
+    lengths: Tensor = directions.norm(dim=0)
+    return (directions / lengths).to(device)

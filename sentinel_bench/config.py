@@ -41,6 +41,9 @@ class ModelConfig(Frozen):
     layers: int | None = Field(None, ge=1, description="default: the preset's, or one a stage")
     heads: int | None = Field(None, ge=1)
     kv_heads: int | None = Field(None, ge=1)
+    init: Literal["scaled", "huggingface"] = Field(
+        "scaled", description="first weights: see sentinel_bench/models/build.py"
+    )
 
 
 class DataConfig(Frozen):

@@ -100,6 +100,7 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
             "attack": Component.model_validate(cell["attack"]).label(),
             "mode": mode,
             "defense": Component.model_validate(cell["defense"]).label(),
+            "tuned": {} if "values" in cell["defense"]["params"] else cell.get("tuned", {}),
             "seeds": seeds,
             "scenario": digest(setting),
             "setting": {

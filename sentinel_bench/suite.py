@@ -173,7 +173,10 @@ def run(
         ConfigError: the folder or the data cannot be used; nothing was run.
         KeyboardInterrupt: after the running cell was recorded as interrupted.
     """
+    from sentinel_bench.pipeline.session import prepare
+
     check_writable(out)
+    threads = prepare(plan.groups[0][0].device, threads)
     tokens = load_tokens(plan.groups[0][0], progress)
     known = find_finished(out) if resume else {}
     finished: list[Finished] = []
@@ -208,7 +211,7 @@ class _Group:
         progress: Progress,
         commands: Sequence[str],
         known: dict[str, Path],
-        threads: int | None,
+        threads: int,
     ) -> None:
         self._scenario = scenario
         self._cells = cells
@@ -286,9 +289,8 @@ class _Group:
         return self._session or self._warm([cell])
 
     def _warm(self, cells: Sequence[Cell]) -> Session:
-        from sentinel_bench.pipeline.session import Session, set_threads
+        from sentinel_bench.pipeline.session import Session
 
-        set_threads(self._threads)
         session = Session(self._scenario, cells, self._tokens)
         self._progress.start(f"seed {self._scenario.seeds.model}: warm-up", session.warmup)
         session.warm_up(self._progress.advance)

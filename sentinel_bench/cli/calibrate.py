@@ -36,7 +36,7 @@ def calibrate(**options: Any) -> int:
     runs the proposal for real on the same seeds. Exit status 1 if a worker was banned.
     """
     from sentinel_bench import calibrate as engine
-    from sentinel_bench.pipeline.session import set_threads
+    from sentinel_bench.pipeline.session import prepare
     from sentinel_bench.record import check_writable
 
     file = _options.read_file(options["config_file"])
@@ -44,7 +44,7 @@ def calibrate(**options: Any) -> int:
     component = Component.parse(options["defense"])
     suite.make_plan(scenarios, [suite.NONE], [component], {})
     check_writable(options["out"])
-    set_threads(options["threads"])
+    prepare(scenarios[0].device, options["threads"])
     progress = _output.Reporter()
     tokens = suite.load_tokens(scenarios[0], progress)
     grid = scenarios[0].grid

@@ -50,6 +50,8 @@ def render(name: str, track: Row, problems: Sequence[Row]) -> str:
     for defense in dict.fromkeys(row["defense"] for row in rows):
         chosen = [row for row in rows if row["defense"] == defense]
         parts.append(f"## Defense: {escape(defense)}")
+        tuned = sorted({text for row in chosen for text in row["tuned"]})
+        parts += [f"Settings found for this track: {escape(text)}" for text in tuned]
         parts.append(_details(chosen, len(track["settings"]) > 1))
         reasons = [line for row in chosen for line in _reasons(row)]
         if reasons:

@@ -31,6 +31,7 @@ class Result:
     attack: str
     mode: str
     defense: str
+    tuned: str
     seeds: tuple[int, ...]
     scenario: str
     setting: str
@@ -116,6 +117,7 @@ def _parse(place: str, data: Any) -> Result:
         attack=attack,
         mode="" if attack == "none" else _text(cell, "mode"),
         defense=_text(cell, "defense"),
+        tuned=json.dumps(cell.get("tuned") or {}, sort_keys=True),
         seeds=tuple(seeds[name] for name in _SEEDS),
         scenario=_text(cell, "scenario"),
         setting=_setting(cell.get("setting")),

@@ -145,6 +145,7 @@ def _row(results: list[Result], scenarios: list[str]) -> dict[str, Any]:
         "defense": first.defense,
         "attack": first.attack,
         "mode": first.mode,
+        "tuned": sorted({item.tuned for item in results} - {"{}"}),
         "setting": scenarios.index(first.scenario) + 1,
         "seeds": [dict(zip(("model", "data", "threat"), r.seeds, strict=True)) for r in results],
         "n": len(valid),

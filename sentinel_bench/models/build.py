@@ -1,10 +1,10 @@
 """Builds the Hugging Face model of a scenario from its config, with weights from the model seed.
 
-First weights follow TorchTitan, on which SENTINEL was simulated: token embeddings from N(0, 1),
-linear maps with standard deviation 0.02 at 1,024 hidden units, scaled with the width so that a
-signal of the tiny model has the size of one of the large. With 0.02 everywhere (the default of
-LlamaConfig) signals of a tiny model start at 2 % of that size and drift so fast that moving
-averages flag the honest (docs/log.md).
+First weights (`model.init: scaled`) follow TorchTitan, on which SENTINEL was simulated: token
+embeddings from N(0, 1), linear maps with standard deviation 0.02 at 1,024 hidden units, scaled with
+the width so that a signal of the tiny model has the size of one of the large. `huggingface` is the
+default of LlamaConfig, 0.02 everywhere: signals of a tiny model then start at 2 % of that size, and
+drift so fast that moving averages flag the honest (docs/log.md).
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def build_model(scenario: Scenario, vocab_size: int, device: str | None = None) 
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(scenario.seeds.model)
         model = LlamaForCausalLM(config)
-        torch.nn.init.normal_(model.model.embed_tokens.weight)
+        if scenario.model.init == "scaled":
+            torch.nn.init.normal_(model.model.embed_tokens.weight)
     return model.to(device or scenario.device).train()
 
 
 def llama_config(scenario: Scenario, vocab_size: int) -> LlamaConfig:
     """Return the shape of a scenario's model as Hugging Face's config."""
     shape = resolve(scenario.model)
+    scaled = scenario.model.init == "scaled"
     return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=shape.hidden_size,
@@ -43,7 +45,7 @@ def llama_config(scenario: Scenario, vocab_size: int) -> LlamaConfig:
         num_key_value_heads=shape.kv_heads,
         max_position_embeddings=scenario.train.seq_len,
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        initializer_range=0.02 * math.sqrt(1024 / shape.hidden_size),
+        initializer_range=0.02 * (math.sqrt(1024 / shape.hidden_size) if scaled else 1.0),
         tie_word_embeddings=False,
         attn_implementation="sdpa",
         use_cache=False,

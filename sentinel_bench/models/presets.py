@@ -53,7 +53,7 @@ def resolve(config: ModelConfig) -> Shape:
     preset = PRESETS.get(config.preset)
     if preset is None:
         raise ConfigError(f"unknown model {config.preset!r}{nearest(config.preset, PRESETS)}")
-    given = config.model_dump(exclude_none=True, exclude={"preset"})
+    given = config.model_dump(exclude_none=True, exclude={"preset", "init"})
     shape = preset.model_copy(update=given)
     if shape.hidden_size % (2 * shape.heads):
         raise ConfigError(

@@ -17,7 +17,7 @@ from sentinel_bench.api import Defense, Direction, Setup
 from sentinel_bench.config import Cell, Component, Scenario
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
-from sentinel_bench.errors import PluginError
+from sentinel_bench.errors import ConfigError, PluginError
 from sentinel_bench.ledger import Ledger
 from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
 from sentinel_bench.pipeline.inspect import Inspector, Log, Tally, start, state_bytes
@@ -136,10 +136,17 @@ def _fork(defense: Defense[Any]) -> Defense[Any]:
         ) from error
 
 
-def set_threads(threads: int | None) -> None:
-    """Set the threads of torch in this process; None leaves torch's choice."""
+def prepare(device: str, threads: int | None) -> int:
+    """Set the threads of torch in this process (None leaves torch's choice); return their number.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: torch sees no GPU here; leave --device out to use the CPU")
     if threads is not None:
         torch.set_num_threads(threads)
+    return torch.get_num_threads()
 
 
 def _first_acts(log: Log) -> Callable[[int, int, int, Direction], None]:
