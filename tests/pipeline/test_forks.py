@@ -153,11 +153,14 @@ def test_a_model_that_cannot_be_built_is_refused(model: dict[str, Any], message:
         layers_per_stage(Scenario(model=model, grid={"stages": 17}))
 
 
-def test_embeddings_are_not_tied_and_signals_have_the_scale_of_the_large_model(
-    make_scenario: Callable[..., Scenario],
+@pytest.mark.parametrize(
+    "init, embedding, linear", [("scaled", 1, 0.08), ("huggingface", 0.02, 0.02)]
+)
+def test_embeddings_are_not_tied_and_first_weights_have_the_scale_of_their_setting(
+    make_scenario: Callable[..., Scenario], init: str, embedding: float, linear: float
 ) -> None:
-    model = build_model(make_scenario(model__hidden_size=64), 260)
+    model = build_model(make_scenario(model__hidden_size=64, model__init=init), 260)
     assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
-    assert model.model.embed_tokens.weight.std().item() == pytest.approx(1.0, rel=0.05)
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(embedding, rel=0.05)
     weight = model.model.layers[0].mlp.up_proj.weight
-    assert weight.std().item() == pytest.approx(0.08, rel=0.1)
+    assert weight.std().item() == pytest.approx(linear, rel=0.1)

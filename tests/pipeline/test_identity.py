@@ -15,6 +15,7 @@ from sentinel_bench.provenance import digest
 
 OTHER: dict[str, Any] = {
     "model.preset": "llama-3-0.6b",
+    "model.init": "huggingface",
     "data.name": "c4",
     "data.path": "other.txt",
     "data.revision": "main",
