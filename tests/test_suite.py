@@ -130,15 +130,18 @@ def test_resume_takes_what_is_equal_and_says_so(make_scenario: Make, tmp_path: P
     assert [(f.folder, f.reused, f.result) for f in again] == [
         (f.folder, True, f.result) for f in first
     ]
-    assert [line for line in spy.said if "reused" in line] == [
-        f"{f.cell.label}: reused {f.folder}" for f in first
-    ]
+    said = [line for line in spy.said if "reused" in line]
+    assert [line.split(": ")[-1] for line in said] == [f"reused {f.folder}" for f in first]
     more = run(plan(make_scenario(), ["zeros", "ones"]), tmp_path, resume=True)
     assert [f.reused for f in more] == [True, True, True, False, False]
     baseline = next(r for r in read_events(more[3].folder) if r["type"] == "baseline")
     assert baseline["digest"] == first[0].result["digest"]
-    changed = run(plan(make_scenario(train__lr=1e-4)), tmp_path, resume=True)
+    spy = Spy()
+    changed = run(plan(make_scenario(train__lr=1e-4)), tmp_path, spy, resume=True)
     assert not any(f.reused for f in changed)
+    named = [line for line in spy.said if "not reused" in line]
+    assert len(named) == len(changed)
+    assert all(line.endswith("differs in scenario.train.lr") for line in named)
     threat = run(plan(make_scenario(seeds__threat=1)), tmp_path, resume=True)
     assert [f.reused for f in threat] == [True, False, False]
 

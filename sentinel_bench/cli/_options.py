@@ -150,6 +150,8 @@ def resolve_scenarios(file: RunFile, options: dict[str, Any]) -> tuple[str, list
     find_corpus(scenario.data)
     if options["seeds"] is None:
         return track, [scenario]
+    if "seeds" in changes:
+        raise ConfigError("--seeds sets all three seeds: leave out --model-seed and its kin")
     return track, with_seeds(scenario, parse_seeds(options["seeds"]))
 
 

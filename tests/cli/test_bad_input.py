@@ -31,7 +31,7 @@ def _nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("a run has started")
 
-    monkeypatch.setattr("sentinel_bench.suite._Group.run", fail)
+    monkeypatch.setattr("sentinel_bench.runner.Group.run", fail)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,7 @@ def _nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--seeds", "\u00b2"], ["write a number"]),
         (["--seeds", "9999999999"], ["no range of seeds"]),
         (["--model-seed", "-1"], ["seeds.model"]),
+        (["--seeds", "1", "--threat-seed", "2"], ["--seeds sets all three seeds"]),
         (["--set", "nonsense"], ["is not KEY=VALUE"]),
         (["--set", "a=1"], ["unknown key 'a'"]),
         (["--set", "=1"], ["unknown key ''"]),
@@ -165,3 +166,8 @@ def test_a_run_needs_an_attack_and_a_defense(call: Call) -> None:
 )
 def test_a_bad_command_is_one_line(call: Call, command: list[str], parts: list[str]) -> None:
     assert_refused(call(*command), *parts)
+
+
+def test_a_gpu_that_is_not_there_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert_refused(call(*RUN, "--device", "cuda"), "torch sees no GPU")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sentinel_bench import suite
+from sentinel_bench import runner
 from sentinel_bench.config import Cell, Component, Scenario, build, flatten, merge, set_dotted
 from sentinel_bench.provenance import digest
 
@@ -32,7 +32,7 @@ LEAVES = [key for key in flatten(Scenario().model_dump(mode="json")) if key != "
 @cache
 def key_of(scenario: Scenario, attack: str = "delay", defense: str = "averaging") -> str:
     cell = Cell(scenario=scenario, attack=Component.parse(attack), defense=Component.parse(defense))
-    return digest(suite.identity(cell, "data"))
+    return digest(runner.identity(cell, "data"))
 
 
 def other(scenario: Scenario, key: str) -> Scenario:
@@ -72,8 +72,8 @@ def test_attack_defense_parameters_and_data_are_part_of_the_identity() -> None:
         key_of(scenario, attack="delay:steps=5"),
         key_of(scenario, defense="sentinel"),
         key_of(scenario, defense="averaging:violations=4"),
-        digest(suite.identity(cell, "other data")),
-        digest(suite.identity(cell.model_copy(update={"tuned": {"lambda": 3}}), "data")),
+        digest(runner.identity(cell, "other data")),
+        digest(runner.identity(cell.model_copy(update={"tuned": {"lambda": 3}}), "data")),
     ]
     assert len(set(keys)) == len(keys)
     assert key_of(scenario, attack="delay:steps=100") == keys[0]
@@ -86,8 +86,8 @@ def test_without_an_attack_the_threat_does_not_matter(key: str) -> None:
 
 
 def test_all_code_that_decides_about_numbers_is_part_of_the_identity() -> None:
-    root = Path(suite.__file__).parent
-    covered = {p for name in suite.ENGINE for p in root.glob(f"{name}.py")}
+    root = Path(runner.__file__).parent
+    covered = {p for name in runner.ENGINE for p in root.glob(f"{name}.py")}
     assert {p.parent.name for p in covered} == {"sentinel_bench", "pipeline", "models", "data"}
     for path in covered:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,0 +1,281 @@
+"""Runs the cells of one scenario and writes their records: reuse, errors, results.
+
+No torch here: the pipeline is imported when the first cell starts.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import ValidationError
+
+from sentinel_bench import registry
+from sentinel_bench.config import Cell, Scenario
+from sentinel_bench.errors import PluginError, RunError, SentinelBenchError
+from sentinel_bench.provenance import differing, digest, provenance, source_digest
+from sentinel_bench.record import RunFolder, find_finished, read_config, read_events, read_result
+from sentinel_bench.threat import place
+
+if TYPE_CHECKING:
+    from sentinel_bench.data.tokens import Tokens
+    from sentinel_bench.pipeline.session import Session
+
+ENGINE = ("api", "config", "ledger", "threat", "pipeline/*", "models/*", "data/*")
+"""Modules whose code decides about the numbers of a run."""
+
+Slot = tuple[str | int, ...]
+Known = Mapping[Slot, Sequence[tuple[Path, dict[str, Any]]]]
+"""Attack, defense and seeds to the finished runs of these: folder and identity."""
+
+
+class Progress(Protocol):
+    """Shows what is going on."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+
+    def start(self, label: str, total: int) -> None:
+        """Begin a piece of work of `total` steps."""
+
+    def advance(self) -> None:
+        """One step is done."""
+
+    def finish(self) -> None:
+        """The piece of work is over."""
+
+
+@dataclass
+class Finished:
+    """A cell with its folder and the content of its result."""
+
+    cell: Cell
+    folder: Path
+    result: dict[str, Any]
+    reused: bool = False
+
+    @property
+    def valid(self) -> bool:
+        """True if the run says something."""
+        return bool(self.result["scores"]["outcome"] != "invalid")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all groups of one command share.
+
+    Attributes:
+        tokens: the corpus.
+        out: folder of the run folders.
+        progress: is told what happens.
+        commands: what the user typed, for the record.
+        threads: of torch.
+        known: finished cells that may be reused.
+    """
+
+    tokens: Tokens
+    out: Path
+    progress: Progress
+    commands: tuple[str, ...]
+    threads: int
+    known: Known
+
+
+def identity(cell: Cell, data: str) -> dict[str, Any]:
+    """Return all that decides about the numbers of a cell: its digest names the cell.
+
+    Args:
+        cell: the cell.
+        data: digest of the token ids.
+    """
+    scenario = cell.scenario.model_dump(mode="json", exclude={"track"})
+    if cell.attack.name == "none":
+        del scenario["threat"], scenario["seeds"]["threat"]
+    root = Path(__file__).parent
+    engine = [p for name in ENGINE for p in sorted(root.glob(f"{name}.py"))]
+    return {
+        "scenario": scenario,
+        "attack": registry.attacks.identity(cell.attack),
+        "defense": registry.defenses.identity(cell.resolved_defense),
+        "data": data,
+        "engine": source_digest(engine),
+        "versions": {n: version(n) for n in ("sentinel-bench", "torch", "transformers", "numpy")},
+    }
+
+
+def known_cells(out: Path) -> Known:
+    """Return the finished cells below `out`, the newest of a slot last."""
+    known: dict[Slot, list[tuple[Path, dict[str, Any]]]] = {}
+    for folder in sorted(find_finished(out).values()):
+        config = read_config(folder)
+        try:
+            cell = Cell.model_validate(config["cell"])
+        except ValidationError:  # of another version, with other settings
+            continue
+        known.setdefault(_slot(cell), []).append((folder, config["identity"]))
+    return known
+
+
+class Group:
+    """The cells that share a warm-up."""
+
+    def __init__(self, job: Job, scenario: Scenario, cells: Sequence[Cell]) -> None:
+        self._job = job
+        self._scenario = scenario
+        self._cells = cells
+        self._session: Session | None = None
+        self._alone = False
+        self._baseline: dict[str, Any] | None = None
+
+    def run(self) -> list[Finished]:
+        """Run what is not known yet, the baseline first."""
+        keys = [identity(cell, self._job.tokens.digest) for cell in self._cells]
+        folders = [self._find(cell, key) for cell, key in zip(self._cells, keys, strict=True)]
+        missing = [c for c, folder in zip(self._cells, folders, strict=True) if folder is None]
+        done = []
+        for cell, key, folder in zip(self._cells, keys, folders, strict=True):
+            if folder is None:
+                finished = self._run_cell(cell, key, missing)
+            else:
+                finished = Finished(cell, folder, read_result(folder) or {}, reused=True)
+                self._job.progress.say(f"{_title(cell)}: reused {folder}")
+            if cell.is_baseline:
+                self._baseline = finished.result
+            done.append(finished)
+        return done
+
+    def _find(self, cell: Cell, key: dict[str, Any]) -> Path | None:
+        """Return the folder of the finished cell; if only a similar one is there, say why not."""
+        known = self._job.known.get(_slot(cell), [])
+        for folder, other in known:
+            if digest(other) == digest(key):
+                return folder
+        if known:
+            folder, other = known[-1]
+            keys = ", ".join(differing(key, other))
+            self._job.progress.say(f"{_title(cell)}: {folder} is not reused; differs in {keys}")
+        return None
+
+    def _run_cell(self, cell: Cell, key: dict[str, Any], missing: Sequence[Cell]) -> Finished:
+        config = {
+            "cell": cell.model_dump(mode="json"),
+            "defense": registry.defenses.params(cell.resolved_defense).model_dump(
+                mode="json", by_alias=True
+            ),
+            "identity": key,
+            "commands": list(self._job.commands),
+        }
+        started = time.perf_counter()
+        with RunFolder.create(self._job.out, cell.label, config) as folder:
+            status = "error"
+            try:
+                session = self._warm_session(cell, missing)
+                self._head(folder, cell, session)
+                self._job.progress.start(
+                    _title(cell), session.scenario.train.steps - session.warmup
+                )
+                status = session.run(cell, folder, self._job.progress.advance)
+            except KeyboardInterrupt:
+                status = "interrupted"
+                raise
+            except Exception as error:  # one failing cell never stops the others
+                folder.append("error", party=_party(error), message=_message(error))
+                self._job.progress.say(f"{cell.label}: {_message(error)}")
+            finally:
+                self._job.progress.finish()
+                seconds = time.perf_counter() - started
+                folder.append("end", status=status, time=_now(), seconds=seconds)
+                result = self._finish(folder, config)
+        return Finished(cell, folder.path, result)
+
+    def _warm_session(self, cell: Cell, missing: Sequence[Cell]) -> Session:
+        """Return a warmed-up session: a shared one, or one for this cell alone.
+
+        A plugin that fails in the shared warm-up must not take the other cells with it.
+        """
+        if self._session is None and not self._alone:
+            try:
+                self._session = self._warm(missing)
+            except PluginError:
+                self._alone = True
+        return self._session or self._warm([cell])
+
+    def _warm(self, cells: Sequence[Cell]) -> Session:
+        from sentinel_bench.pipeline.session import Session
+
+        session = Session(self._scenario, cells, self._job.tokens)
+        self._job.progress.start(f"seed {self._scenario.seeds.model}: warm-up", session.warmup)
+        session.warm_up(self._job.progress.advance)
+        self._job.progress.finish()
+        return session
+
+    def _head(self, folder: RunFolder, cell: Cell, session: Session) -> None:
+        grid, train = self._scenario.grid, self._scenario.train
+        folder.append(
+            "start",
+            time=_now(),
+            stages=grid.stages,
+            replicas=grid.replicas,
+            steps=train.steps,
+            warmup_steps=train.warmup_steps,
+            tokens_per_step=grid.replicas * train.batch_size * train.seq_len,
+            attackers=[a.record() for a in place(self._scenario, cell.attack)],
+            state_bytes=session.state_bytes(cell),
+            cost={},
+        )
+        if not cell.is_baseline:
+            base = self._baseline or {"digest": None, "scores": {}}
+            folder.append(
+                "baseline",
+                digest=base["digest"],
+                validation_loss=base["scores"].get("validation_loss"),
+                tokens_per_second=base["scores"].get("tokens_per_second"),
+            )
+
+    def _finish(self, folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
+        from sentinel_bench.score import result
+
+        source = provenance() | {"threads": self._job.threads}
+        content = result(config | {"digest": folder.digest}, read_events(folder.path), source)
+        folder.finish(content)
+        return content
+
+
+def _slot(cell: Cell) -> Slot:
+    seeds = cell.scenario.seeds.model_dump(
+        exclude={"threat"} if cell.attack.name == "none" else None
+    )
+    return cell.attack.label(), cell.defense.label(), *seeds.values()
+
+
+def _title(cell: Cell) -> str:
+    seeds = cell.scenario.seeds
+    numbers = dict.fromkeys([seeds.model, seeds.data, seeds.threat])
+    name = f"{cell.attack.label()} vs {cell.defense.label()}"
+    return f"seed {'/'.join(map(str, numbers))}: {name}"
+
+
+def _party(error: Exception) -> str:
+    if isinstance(error, PluginError):
+        return error.party
+    if isinstance(error, OSError | MemoryError | RunError) or "out of memory" in str(error):
+        return "host"
+    return "pipeline"
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, SentinelBenchError):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(last.filename).name}:{last.lineno}"
+    return f"{type(error).__name__} at {where}: {error}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
