@@ -57,6 +57,20 @@ class Candidate:
     false_bans: int
 
 
+def fenced(component: Component) -> Sentinel:
+    """Return a new defense with fences.
+
+    Raises:
+        ConfigError: the defense has none.
+    """
+    defense = registry.defenses.create(component)
+    if not isinstance(defense, Sentinel):
+        raise ConfigError(
+            f"{component.name} has no fences to calibrate; sentinel and averaging have"
+        )
+    return defense
+
+
 def observe(
     scenario: Scenario, component: Component, tokens: Tokens, progress: Progress
 ) -> Observation:
@@ -65,11 +79,7 @@ def observe(
     Raises:
         ConfigError: the defense has no fences to calibrate.
     """
-    defense = registry.defenses.create(component)
-    if not isinstance(defense, Sentinel):
-        raise ConfigError(
-            f"{component.name} has no fences to calibrate; sentinel and averaging have"
-        )
+    defense = fenced(component)
     train, grid = scenario.train, scenario.grid
     batches = Batches(
         tokens,

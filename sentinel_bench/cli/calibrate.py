@@ -43,6 +43,7 @@ def calibrate(**options: Any) -> int:
     _, scenarios = _options.resolve_scenarios(file, options)
     component = Component.parse(options["defense"])
     suite.make_plan(scenarios, [suite.NONE], [component], {})
+    engine.fenced(component)
     check_writable(options["out"])
     prepare(scenarios[0].device, options["threads"])
     progress = _output.Reporter()

@@ -1,0 +1,47 @@
+"""What README shows can be typed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"(?:^    |/|`)sentinel-bench ([^#`\n]+)", README, re.MULTILINE)
+
+
+def test_readme_shows_commands() -> None:
+    assert len(COMMANDS) > 8
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_readme_is_understood(
+    command: str, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs are only planned, and what needs the results of runs may say that there are none."""
+    Path("corpus.txt").write_text("some words\n\n" * 500)
+    Path("my.yaml").write_text("attack: delay\ndefense: sentinel\n")
+    words = shlex.split(command)
+    if words[0] == "calibrate":
+        words.append("--help")
+    done = call(*words, *(["--dry-run"] if words[0] == "run" else []))
+    if words[0] in ("score", "leaderboard"):
+        assert done.status in (1, 2)
+        assert done.err.startswith("error: ")
+        assert len(done.err.splitlines()) == 1
+    else:
+        assert (done.status, done.err) == (0, "")
+
+
+def test_the_two_commands_of_readme_use_the_constraints_and_name_what_ci_runs() -> None:
+    lines = re.findall(r"^    (python3 -m venv .*)$", README, re.MULTILINE)
+    assert len(lines) == 2
+    assert all("pip install -c constraints.txt -e" in line for line in lines)
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for part in lines[1].split(" && "):
+        assert part in ci
