@@ -102,13 +102,7 @@ def measure(shape: str, rounds: int, steps: int) -> None:
     scenario = tracks.scenario("core", SHAPES[shape])
     train, grid = scenario.train, scenario.grid
     tokens = load_tokens(scenario.data)
-    batches = Batches(
-        tokens,
-        batch_size=train.batch_size,
-        seq_len=train.seq_len,
-        replicas=grid.replicas,
-        seed=0,
-    )
+    batches = Batches.of(tokens, scenario)
     runners = {"plain training": plain(scenario, batches, tokens.vocab_size)}
     for name in DEFENSES:
         runners[f"pipeline, {name}"] = piped(scenario, batches, tokens.vocab_size, name)

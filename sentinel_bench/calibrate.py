@@ -81,14 +81,7 @@ def observe(
     """
     defense = fenced(component)
     train, grid = scenario.train, scenario.grid
-    batches = Batches(
-        tokens,
-        batch_size=train.batch_size,
-        seq_len=train.seq_len,
-        replicas=grid.replicas,
-        seed=scenario.seeds.data,
-    )
-    trainer = Trainer(scenario, batches, tokens.vocab_size)
+    trainer = Trainer(scenario, Batches.of(tokens, scenario), tokens.vocab_size)
     defense.start(Setup(grid.stages, grid.replicas, trainer.signal_shape, scenario.device))
     exchange = WarmupExchange([defense], History())
     trainer.connect(exchange)

@@ -187,6 +187,13 @@ class Scenario(Frozen):
                 f"no stage is open to attackers: {self.grid.stages} stages, of which the first "
                 f"{threat.honest_first} and the last {threat.honest_last} are honest"
             )
+        silent = {"activation": self.grid.stages - 1, "gradient": 0}.get(threat.mode)
+        if silent is not None and silent in self.open_stages:
+            side = "first" if silent == 0 else "last"
+            raise ConfigError(
+                f"attackers at the {side} stage send no {threat.mode}: "
+                f"threat.honest_{side} must be at least 1, or threat.mode both"
+            )
         malicious = 1 if threat.schedule == "single" else self.attackers_per_stage
         if malicious == 0:
             raise ConfigError(

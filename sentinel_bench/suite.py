@@ -130,5 +130,5 @@ def load_tokens(scenario: Scenario, progress: Progress) -> Tokens:
     from sentinel_bench.data.batches import Batches
 
     corpus = tokens.load_tokens(scenario.data, progress.say)
-    Batches(corpus, batch_size=1, seq_len=scenario.train.seq_len, replicas=1, seed=0)
+    Batches.of(corpus, scenario)  # refuses a corpus that is too short
     return corpus

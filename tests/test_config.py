@@ -161,12 +161,25 @@ def test_a_threat_without_a_place_is_refused(changes: dict[str, Any], message: s
         {"threat": {"fraction": 0.49}},
         {"threat": {"fraction": 0.5, "allow_majority": True}},
         {"threat": {"fraction": 0.0, "schedule": "single"}},
-        {"threat": {"fraction": 1.0, "allow_majority": True, "honest_last": 0}},
+        {"threat": {"fraction": 1.0, "allow_majority": True, "honest_last": 1}},
+        {"threat": {"mode": "both", "honest_first": 0, "honest_last": 0}},
         {"threat": {"start": 274}},
     ],
 )
 def test_a_threat_with_a_place_is_accepted(changes: dict[str, Any]) -> None:
     build(Scenario, changes, "settings").check_threat()
+
+
+@pytest.mark.parametrize(
+    ("threat", "what"),
+    [
+        ({"honest_last": 0}, "the last stage send no activation: threat.honest_last"),
+        ({"mode": "gradient", "honest_first": 0}, "the first stage send no gradient"),
+    ],
+)
+def test_attackers_that_never_send_are_refused(threat: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        build(Scenario, {"threat": threat}, "settings").check_threat()
 
 
 def test_three_tenths_of_ten_are_three() -> None:

@@ -57,7 +57,7 @@ def test_every_open_stage_has_the_share_of_attackers_rounded_down(replicas, frac
     ("first", "last", "open_"), [(1, 2, range(1, 6)), (0, 0, range(8)), (3, 4, range(3, 4))]
 )
 def test_only_stages_between_the_honest_ends_hold_attackers(first, last, open_):
-    attackers = placed(honest_first=first, honest_last=last, schedule="at-once")
+    attackers = placed(honest_first=first, honest_last=last, schedule="at-once", mode="both")
     assert {a.stage for a in attackers} == set(open_)
 
 

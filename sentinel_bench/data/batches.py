@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel_bench.config import Scenario
 from sentinel_bench.data.tokens import Ids, Tokens
 from sentinel_bench.errors import ConfigError
 
@@ -40,6 +41,21 @@ class Batches:
         self.seq_len = seq_len
         self.replicas = replicas
         self.seed = seed
+
+    @classmethod
+    def of(cls, tokens: Tokens, scenario: Scenario) -> Batches:
+        """Return the batches of a scenario.
+
+        Raises:
+            ConfigError: a part of the corpus is shorter than one sequence.
+        """
+        return cls(
+            tokens,
+            batch_size=scenario.train.batch_size,
+            seq_len=scenario.train.seq_len,
+            replicas=scenario.grid.replicas,
+            seed=scenario.seeds.data,
+        )
 
     def train(self, step: int) -> Pair:
         """Return inputs and targets of a step; targets are one token ahead.

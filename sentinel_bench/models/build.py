@@ -24,7 +24,8 @@ def build_model(scenario: Scenario, vocab_size: int, device: str | None = None) 
     The global random state is left as it was.
     """
     config = llama_config(scenario, vocab_size)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    gpus = range(torch.cuda.device_count())  # manual_seed seeds these too
+    with torch.random.fork_rng(devices=gpus), torch.device("cpu"):
         torch.manual_seed(scenario.seeds.model)
         model = LlamaForCausalLM(config)
         if scenario.model.init == "scaled":

@@ -47,13 +47,14 @@ class Boundary(nn.Module):
         """
         exchange = self.exchange
         assert exchange is not None
-        x = h.view(self.replicas, -1, *h.shape[1:])
+        x = h.reshape(self.replicas, -1, *h.shape[1:])
         tainted = taint.bool().tolist()
-        if backward:
-            x = x * self.replicas
-            out, now = exchange.cross(self.index + 1, "gradient", x, tainted)
-        else:
-            out, now = exchange.cross(self.index, "activation", x, tainted)
+        with torch.autocast(h.device.type, enabled=False):  # statistics are not the model's
+            if backward:
+                x = x * self.replicas
+                out, now = exchange.cross(self.index + 1, "gradient", x, tainted)
+            else:
+                out, now = exchange.cross(self.index, "activation", x, tainted)
         taint_out = taint if now == tainted else taint.new_tensor(now)
         if out is x:
             return h, taint_out

@@ -39,16 +39,9 @@ class Session:
     """
 
     def __init__(self, scenario: Scenario, cells: Sequence[Cell], tokens: Tokens) -> None:
-        train, grid = scenario.train, scenario.grid
+        grid = scenario.grid
         self.scenario = scenario
-        batches = Batches(
-            tokens,
-            batch_size=train.batch_size,
-            seq_len=train.seq_len,
-            replicas=grid.replicas,
-            seed=scenario.seeds.data,
-        )
-        self._trainer = Trainer(scenario, batches, tokens.vocab_size)
+        self._trainer = Trainer(scenario, Batches.of(tokens, scenario), tokens.vocab_size)
         self._setup = Setup(grid.stages, grid.replicas, self._trainer.signal_shape, scenario.device)
         self._defenses: dict[str, Defense[Any]] = {}
         self._history = History()
@@ -88,7 +81,7 @@ class Session:
         inspector = Inspector(defense, ledger, log)
         tamperer = Tamperer(
             place(self.scenario, cell.attack),
-            self._history.fork(),
+            self._history,
             cell.scenario.device,
             ledger.banned,
         )

@@ -60,17 +60,16 @@ class History:
             if (s, d) == (stage, direction):
                 past.append(x[replica].detach().clone())
 
-    def get(self, key: Key, depth: int) -> Sequence[Tensor]:
-        """Return the last `depth` signals of a worker, oldest first, as copies.
+    def get(self, key: Key) -> Sequence[Tensor]:
+        """Return the past signals of a worker, oldest first, as copies."""
+        return _Copies([*self._past.get(key, ())])
 
-        Another attack that shares the warm-up may have asked for more.
-        """
-        return _Copies([*self._past.get(key, ())][-depth:] if depth else [])
-
-    def fork(self) -> History:
-        """Return an independent history with the same past."""
+    def fork(self, attacks: Sequence[tuple[Attacker, Attack[Any]]]) -> History:
+        """Return an independent history with the past that these attacks need, and no more."""
         copy = History()
-        copy._past = {key: deque(past, maxlen=past.maxlen) for key, past in self._past.items()}
+        watch(attacks, copy)
+        for key, past in copy._past.items():
+            past.extend(self._past.get(key, ()))
         return copy
 
 
@@ -108,7 +107,6 @@ class _Villain:
         self.attack: Attack[Any] = registry.attacks.create(attacker.attack)
         self.generator = torch.Generator(device).manual_seed(attacker.seed)
         self.directions = directions(attacker.mode)
-        self.memory = memory(self.attack)
 
 
 class Tamperer:
@@ -116,7 +114,7 @@ class Tamperer:
 
     Args:
         attackers: the ground truth.
-        history: signals of the honest warm-up; taken over and continued.
+        history: signals of the honest warm-up; what these attackers need of it is copied.
         device: where the signals live.
         banned: tells whether a worker (stage, replica) is banned: it then sends nothing any more.
     """
@@ -129,9 +127,8 @@ class Tamperer:
         banned: Callable[[int, int], bool],
     ) -> None:
         self._villains = [_Villain(a, device) for a in attackers]
-        self._history = history
+        self._history = history.fork([(v.attacker, v.attack) for v in self._villains])
         self._banned = banned
-        watch([(v.attacker, v.attack) for v in self._villains], history)
 
     @property
     def idle(self) -> bool:
@@ -180,7 +177,7 @@ class Tamperer:
             replica=a.replica,
             direction=direction,
             received=None if received is None else received[a.replica].clone(),
-            history=self._history.get((a.stage, direction, a.replica), villain.memory),
+            history=self._history.get((a.stage, direction, a.replica)),
             generator=villain.generator,
         )
         if a.rate < 1 and not context.chance(a.rate):
