@@ -18,8 +18,9 @@ Outcome, with its reason:
 
 * invalid: the run says nothing, because a party failed, it was cut off, rows are missing or
   contradict each other, or its baseline diverged. All numbers are None.
-* broken: the final loss is not finite, a stage lost all of its workers, excess_loss is above
-  DAMAGE_TOLERANCE, or nobody acted and more than FALSE_BAN_TOLERANCE of the workers were banned.
+* broken: the final loss is not finite, excess_loss is above DAMAGE_TOLERANCE, capacity is below
+  CAPACITY_FLOOR (a defense that bans the network away does not defend it), or nobody acted and
+  more than FALSE_BAN_TOLERANCE of the workers were banned.
 * defended: everything else.
 """
 
@@ -45,6 +46,7 @@ from sentinel_bench.soundness import (
 )
 
 DAMAGE_TOLERANCE = 0.05  # nats per token
+CAPACITY_FLOOR = 0.5  # share of the workers of the thinnest stage
 FALSE_BAN_TOLERANCE = 0.01  # share of the workers, where nobody acted
 RECALL_FLOOR = 50.0  # percent; damage below it went undetected
 MAX_WORKERS = 1_000_000  # a grid beyond it is a malformed row
@@ -258,7 +260,10 @@ def _broken(events: Sequence[Row], scores: Row) -> list[str]:
     reasons = []
     if scores["diverged"]:
         reasons.append("the final validation loss is not finite")
-    reasons += [f"all workers of stage {r['stage']} banned" for r in rows_of(events, "exhausted")]
+    exhausted = rows_of(events, "exhausted")
+    reasons += [f"all workers of stage {row['stage']} banned" for row in exhausted]
+    if not exhausted and scores["capacity"] < CAPACITY_FLOOR:
+        reasons.append(f"only {scores['capacity']:.1%} of the workers of a stage are left")
     if excess is not None and excess > DAMAGE_TOLERANCE:
         reasons.append(f"excess loss {excess:.3f} is above {DAMAGE_TOLERANCE}")
     if not scores["acted"] and scores["false_bans"] > FALSE_BAN_TOLERANCE * workers:

@@ -173,6 +173,13 @@ def test_damage_above_the_tolerance_is_broken() -> None:
     assert found["outcome"] == "broken" and "0.051" in found["reason"]
 
 
+def test_a_defense_that_bans_most_of_a_stage_is_broken() -> None:
+    bans = [act(5, 1, 0), *(ban(6, 1, replica) for replica in range(3))]
+    found = score(log(*bans))
+    assert found["capacity"] == 0.25
+    assert found["outcome"] == "broken" and "25.0%" in found["reason"]
+
+
 def test_an_exhausted_stage_is_broken_though_steps_are_missing() -> None:
     rows = [ban(6, 0, r) for r in range(4)] + [{"type": "exhausted", "step": 6, "stage": 0}]
     found = score(log(*rows, steps=7, status="exhausted"))

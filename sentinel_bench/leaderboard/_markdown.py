@@ -15,6 +15,7 @@ _COLUMNS = (  # title, metric, format
     ("F1", "f1", ".1f"),
     ("detection steps", "detection_steps_mean", ".1f"),
     ("false bans", "false_bans", ".1f"),
+    ("capacity", "capacity", ".2f"),
     ("validation loss", "validation_loss", ".3f"),
     ("excess loss", "excess_loss", "+.3f"),
     ("relative TPS", "relative_tps", ".2f"),
@@ -27,7 +28,8 @@ _DEFINITIONS = """\
 * False bans: workers banned that had not acted.
 * Validation loss: nats per token on held-out text. Excess loss: less that of the same seeds with
   no attack and no defense. Relative TPS: training speed over that of the same paired run.
-* Outcome: `broken` if the run diverged, a stage lost all workers, the excess loss is above 0.05,
+* Capacity: smallest share of workers not banned, over the stages, at the end.
+* Outcome: `broken` if the run diverged, the excess loss is above 0.05, capacity is below a half,
   or, without an attack, more than 1 % of the workers were banned; `invalid` if a run says nothing.
 """
 

@@ -14,7 +14,7 @@ from sentinel_bench.errors import ConfigError
 
 NUMBERS = (
     *("precision", "recall", "f1", "detection_steps_mean", "false_bans", "validation_loss"),
-    *("excess_loss", "relative_tps", "acted", "attackers"),
+    *("excess_loss", "relative_tps", "acted", "attackers", "capacity"),
 )
 _SEEDS = ("model", "data", "threat")
 _TRACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes the name of a folder

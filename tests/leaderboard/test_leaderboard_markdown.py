@@ -36,7 +36,7 @@ def test_a_table_by_hand(save: Any, tmp_path: Path) -> None:
     assert lines[first] == "## Defense: none" and lines[second] == "## Defense: sentinel"
     row = cells(lines[second + 4])
     assert row[:6] == ["zero", "activation", "3", "100.0 ± 0.0", "50.0 ± 0.0", "95.0 ± 12.4"]
-    assert row[9] == "+0.010 ± 0.000" and row[11] == "3 defended"
+    assert row[10] == "+0.010 ± 0.000" and row[12] == "3 defended"
     assert "fewer seeds: 1 of 3" in lines[first + 4]
     assert "* torch: 2.13.0" in lines and "    sentinel-bench suite core" in lines
 
