@@ -48,9 +48,15 @@ class SignFlip(Attack[SignFlipParams]):
     source = "Lu et al., ICML 2024"
     Params = SignFlipParams
 
+    def __init__(self, params: SignFlipParams) -> None:
+        super().__init__(params)
+        self._drawn: tuple[int, bool] = (-1, True)
+
     def signal(self, x: Tensor, ctx: AttackContext) -> Tensor:
-        """Return the negated signal, or the honest one."""
-        return -x if self.params.rate == 1 or ctx.chance(self.params.rate) else x
+        """Return the negated signal, or the honest one; drawn once a step for both directions."""
+        if self.params.rate < 1 and self._drawn[0] != ctx.step:
+            self._drawn = (ctx.step, ctx.chance(self.params.rate))
+        return -x if self._drawn[1] else x
 
 
 class RandomSignParams(Frozen):

@@ -93,7 +93,8 @@ class Fences:
 
     def state_bytes(self) -> int:
         """Return the bytes kept from step to step."""
-        return sum(t.nbytes for t in (self._values, self.k, self.median, self.half_width))
+        state = (self._values, self.k, self.median, self.half_width, self._spread)
+        return sum(t.nbytes for t in state)
 
     def _refresh(self) -> None:
         values = sort_last(self._values.flatten(1))  # NaN sorts to the end

@@ -112,7 +112,7 @@ def candidates(
                 flagged, seen = _flags(o, direction, value, stages)
                 flags += int(flagged.sum())
                 signals += int(seen.sum())
-                bans += _replay(component, flagged, seen)
+                bans += _replay(component, direction, flagged, seen)
             rows.append(Candidate(direction, value, 1000 * flags / max(1, signals), bans))
     return rows
 
@@ -154,14 +154,15 @@ def _flags(
     return torch.stack(flagged, 1), torch.stack(seen, 1)
 
 
-def _replay(component: Component, flagged: Tensor, seen: Tensor) -> int:
-    """Return how many workers the ledger would have banned for these flags."""
+def _replay(component: Component, direction: Direction, flagged: Tensor, seen: Tensor) -> int:
+    """Return how many workers the ledger would have banned for the flags of one direction."""
     policy = registry.defenses.create(component).params
     _, stages, replicas = flagged.shape
     ledger = Ledger(policy, stages, replicas)
     for now, there in zip(flagged.tolist(), seen.tolist(), strict=True):
         tainted = [False] * replicas
-        for stage in range(stages):
+        order = range(stages) if direction == "activation" else reversed(range(stages))
+        for stage in order:
             tested = [
                 t and not bad and not ledger.banned(stage, r)
                 for r, (t, bad) in enumerate(zip(there[stage], tainted, strict=True))

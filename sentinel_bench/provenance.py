@@ -83,9 +83,11 @@ def source_digest(paths: Iterable[Path]) -> str:
 def module_sources(module: str) -> set[Path]:
     """Return the source files of a module and of all that it imports from its own package.
 
-    The package is the one right above the module (for `a.b.c`: `a.b`), or the module itself.
+    The package of `a.b.c` is `a`; for ours it is `sentinel_bench.attacks` or `.defenses`, since the
+    rest of ours is in the digest of the engine.
     """
-    package = module.rpartition(".")[0] or module
+    first = module.partition(".")[0]
+    package = module.rpartition(".")[0] if first == "sentinel_bench" else first
     found: dict[str, Path] = {}
     todo = [module]
     while todo:

@@ -114,15 +114,8 @@ class RunFolder:
             raise RunError(f"{self.path}: cannot write {EVENTS}: {_explain(error)}") from error
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write `result.json`, all of it or nothing.
-
-        Raises:
-            RunError: the write failed; no `result.json` is left.
-        """
-        try:
-            write_atomically(self.path / RESULT, to_json(_encode(result), indent=2) + "\n")
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot write {RESULT}: {_explain(error)}") from error
+        """Write `result.json`; see `save_result`."""
+        save_result(self.path, result)
 
     def close(self) -> None:
         """Close the event file; calling it twice does no harm."""
@@ -133,6 +126,18 @@ class RunFolder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def save_result(folder: Path, result: Mapping[str, Any]) -> None:
+    """Write `result.json`, all of it or nothing.
+
+    Raises:
+        RunError: the write failed; an earlier `result.json` stays as it was.
+    """
+    try:
+        write_atomically(folder / RESULT, to_json(_encode(result), indent=2) + "\n")
+    except OSError as error:
+        raise RunError(f"{folder}: cannot write {RESULT}: {_explain(error)}") from error
 
 
 def check_writable(root: Path) -> None:

@@ -20,7 +20,14 @@ from sentinel_bench import registry
 from sentinel_bench.config import Cell, Scenario
 from sentinel_bench.errors import PluginError, RunError, SentinelBenchError
 from sentinel_bench.provenance import differing, digest, provenance, source_digest
-from sentinel_bench.record import RunFolder, find_finished, read_config, read_events, read_result
+from sentinel_bench.record import (
+    RunFolder,
+    find_finished,
+    read_config,
+    read_events,
+    read_result,
+    save_result,
+)
 from sentinel_bench.threat import place
 
 if TYPE_CHECKING:
@@ -115,7 +122,7 @@ def known_cells(out: Path) -> Known:
     for folder in sorted(find_finished(out).values()):
         config = read_config(folder)
         try:
-            cell = Cell.model_validate(config["cell"])
+            cell = Cell.model_validate(config.get("cell"))
         except ValidationError:  # of another version, with other settings
             continue
         known.setdefault(_slot(cell), []).append((folder, config["identity"]))
@@ -143,7 +150,7 @@ class Group:
             if folder is None:
                 finished = self._run_cell(cell, key, missing)
             else:
-                finished = Finished(cell, folder, read_result(folder) or {}, reused=True)
+                finished = Finished(cell, folder, _rescored(folder), reused=True)
                 self._job.progress.say(f"{_title(cell)}: reused {folder}")
             if cell.is_baseline:
                 self._baseline = finished.result
@@ -227,7 +234,6 @@ class Group:
             tokens_per_step=grid.replicas * train.batch_size * train.seq_len,
             attackers=[a.record() for a in place(self._scenario, cell.attack)],
             state_bytes=session.state_bytes(cell),
-            cost={},
         )
         if not cell.is_baseline:
             base = self._baseline or {"digest": None, "scores": {}}
@@ -245,6 +251,17 @@ class Group:
         content = result(config | {"digest": folder.digest}, read_events(folder.path), source)
         folder.finish(content)
         return content
+
+
+def _rescored(folder: Path) -> dict[str, Any]:
+    """Return the result of a finished cell, scored anew in case the definitions have changed."""
+    from sentinel_bench.score import result
+
+    stored = read_result(folder) or {}
+    content = result(read_config(folder), read_events(folder), stored.get("provenance", {}))
+    if content != stored:
+        save_result(folder, content)
+    return content
 
 
 def _slot(cell: Cell) -> Slot:

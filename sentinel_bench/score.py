@@ -8,8 +8,11 @@ than its ban. An attacker that was banned before it acted is honest here, and it
 * false_bans_per_1000: false bans per 1000 worker-steps = honest workers x steps after warm-up.
 * detection_steps: ban step - act step + 1 over the attackers that acted and were banned.
 * validation_loss, perplexity: the last evaluation. excess_loss: less that of the paired run with
-  no attack and no defense; None without one. undetected_damage: excess_loss if recall < 50, else 0.
-* tokens_per_second: of the steps after warm-up. relative_tps: over that of the paired run.
+  no attack and no defense; None without one, and for a run that ended early.
+* undetected_damage: excess_loss if recall < 50, else 0.
+* tokens_per_second: tokens trained after warm-up over the seconds of these steps. What a rank
+  contributes while it is left out, and a step that is skipped, do not count. relative_tps: over
+  that of the paired run; one measurement of one run, so benchmarks/step.py is the better guide.
 * capacity: smallest share of workers not banned, over the stages, at the end.
 * flags: signals checked and flagged, by ground truth; the two rates lie in [0, 1].
 * attackers (planned), acted, banned, false_bans, skipped_steps, amnesties: counts.
@@ -56,7 +59,7 @@ METRICS = (
     *("false_bans_per_1000", "detection_steps_mean", "detection_steps_median"),
     *("validation_loss", "perplexity", "excess_loss", "undetected_damage", "diverged"),
     *("tokens_per_second", "relative_tps", "capacity", "skipped_steps", "amnesties"),
-    *("state_bytes", "cost"),
+    "state_bytes",
 )
 FLAGS = (
     *("honest_checked", "honest_flagged", "tampered_checked", "tampered_flagged"),
@@ -102,6 +105,7 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
             "attack": Component.model_validate(cell["attack"]).label(),
             "mode": mode,
             "defense": Component.model_validate(cell["defense"]).label(),
+            "code": digest(_code(config.get("identity", {}))),
             "tuned": {} if "values" in cell["defense"]["params"] else cell.get("tuned", {}),
             "seeds": seeds,
             "scenario": digest(setting),
@@ -116,6 +120,15 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
         "scores": score(events),
         "provenance": dict(provenance),
         "commands": list(config.get("commands", [])),
+    }
+
+
+def _code(identity: Row) -> dict[str, Any]:
+    """Return the parts of a cell's identity that stand for code: rows of two codes differ."""
+    plugins = [identity.get(kind, {}) for kind in ("attack", "defense")]
+    return {
+        "engine": identity.get("engine"),
+        "plugins": [[plugin.get("source"), plugin.get("version")] for plugin in plugins],
     }
 
 
@@ -215,7 +228,9 @@ def _damage(events: Sequence[Row], recall: float) -> dict[str, Any]:
     loss, baseline = rows_of(events, "eval")[-1]["loss"], rows_of(events, "baseline")
     if not finite(loss):
         return {"diverged": True}
-    excess = loss - baseline[0]["validation_loss"] if baseline else None
+    ended_early = bool(rows_of(events, "exhausted"))
+    paired = None if ended_early or not baseline else baseline[0]["validation_loss"]
+    excess = None if paired is None else loss - paired
     excess = excess if finite(excess) else None
     undetected = excess if excess is None or recall < RECALL_FLOOR else 0.0
     try:
@@ -234,7 +249,12 @@ def _damage(events: Sequence[Row], recall: float) -> dict[str, Any]:
 def _speed(events: Sequence[Row]) -> dict[str, Any]:
     start, steps, baseline = start_of(events), _verified(events), rows_of(events, "baseline")
     seconds = sum(row["seconds"] for row in steps)
-    tps = _ratio(start["tokens_per_step"] * len(steps), seconds)
+    ranks = start["replicas"]
+    kept = sum(
+        0.0 if row.get("skipped") is True else 1 - min(row.get("excluded", 0), ranks) / ranks
+        for row in steps
+    )
+    tps = _ratio(start["tokens_per_step"] * kept, seconds)
     paired = baseline[0]["tokens_per_second"] if baseline else None
     relative = None if tps is None or paired is None else _ratio(tps, paired)
     return {"tokens_per_second": tps, "relative_tps": relative}
@@ -250,7 +270,6 @@ def _signals(events: Sequence[Row]) -> dict[str, Any]:
         "skipped_steps": sum(row.get("skipped") is True for row in steps),
         "amnesties": len(rows_of(events, "amnesty")),
         "state_bytes": start.get("state_bytes"),
-        "cost": start.get("cost"),
     }
 
 
@@ -261,7 +280,9 @@ def _broken(events: Sequence[Row], scores: Row) -> list[str]:
     if scores["diverged"]:
         reasons.append("the final validation loss is not finite")
     exhausted = rows_of(events, "exhausted")
-    reasons += [f"all workers of stage {row['stage']} banned" for row in exhausted]
+    for row in exhausted:
+        whole = scores["capacity"] == 0
+        reasons.append(f"all workers of stage {row['stage']} banned" if whole else "no rank left")
     if not exhausted and scores["capacity"] < CAPACITY_FLOOR:
         reasons.append(f"only {scores['capacity']:.1%} of the workers of a stage are left")
     if excess is not None and excess > DAMAGE_TOLERANCE:

@@ -47,10 +47,6 @@ def _pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2 and all(map(_count, value))
 
 
-def _cost(value: Any) -> bool:
-    return value is None or (isinstance(value, Mapping) and all(map(_seconds, value.values())))
-
-
 def _attackers(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(
         isinstance(a, Mapping) and _count(a.get("stage")) and _count(a.get("replica"))
@@ -66,7 +62,6 @@ _FIELDS: dict[str, dict[str, _Check]] = {
         "tokens_per_step": _seconds,
         "attackers": _attackers,
         "state_bytes": lambda value: value is None or _count(value),
-        "cost": _cost,
     },
     "baseline": {"validation_loss": _optional, "tokens_per_second": _optional},
     "step": {"step": _count, "seconds": _seconds, "checked": _pair, "flagged": _pair},
@@ -130,7 +125,7 @@ def _misplaced(row: Row, start: Row) -> str | None:
         return f"is outside of the grid of {start['stages']} x {start['replicas']}"
     if row["step"] >= start["steps"]:
         return f"at step {row['step']} of {start['steps']}"
-    if row["type"] != "act" and row["step"] < start["warmup_steps"]:
+    if row["step"] < start["warmup_steps"]:
         return f"at step {row['step']}, in the warm-up of {start['warmup_steps']}"
     return None
 

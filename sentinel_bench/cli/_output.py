@@ -26,8 +26,10 @@ def print_json(data: Any) -> None:
 
 def stdout() -> Console:
     """Return a console that never cuts a table where there is no terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH, highlight=False)
+    console = Console(highlight=False, markup=False)
+    if console.is_terminal:
+        return console
+    return Console(width=PLAIN_WIDTH, highlight=False, markup=False)
 
 
 class Reporter:

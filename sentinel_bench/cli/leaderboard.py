@@ -24,9 +24,11 @@ def leaderboard() -> None:
 def build(results: tuple[Path, ...], out: Path, track: str | None, as_json: bool) -> None:
     """Write OUT/TRACK/README.md from all result.json files below RESULTS."""
     from sentinel_bench import leaderboard as boards
+    from sentinel_bench.record import check_writable
 
     if as_json:
         _output.print_json(boards.summarize(results, track))
         return
+    check_writable(out)
     for path in boards.build(results, out, track):
         click.echo(str(path))

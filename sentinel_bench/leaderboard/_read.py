@@ -32,6 +32,7 @@ class Result:
     mode: str
     defense: str
     tuned: str
+    code: str
     seeds: tuple[int, ...]
     scenario: str
     setting: str
@@ -117,6 +118,7 @@ def _parse(place: str, data: Any) -> Result:
         attack=attack,
         mode="" if attack == "none" else _text(cell, "mode"),
         defense=_text(cell, "defense"),
+        code=str(cell.get("code", "")),
         tuned=json.dumps(cell.get("tuned") or {}, sort_keys=True),
         seeds=tuple(seeds[name] for name in _SEEDS),
         scenario=_text(cell, "scenario"),

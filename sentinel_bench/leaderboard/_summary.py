@@ -134,6 +134,8 @@ def _row(results: list[Result], scenarios: list[str]) -> dict[str, Any]:
     marks = [f"{len(invalid)} invalid"] if invalid else []
     if any(item.scores["attackers"] and not item.scores["acted"] for item in valid):
         marks.append("no attacker acted")
+    if len({(item.tuned, item.code) for item in valid}) > 1:
+        marks.append("seeds of different code or settings")
     bare = first.attack == "none" and first.defense == "none"
     if not bare and any(item.scores["excess_loss"] is None for item in valid):
         marks.append("excess loss unknown for some seeds")

@@ -1,10 +1,13 @@
 """Builds the Hugging Face model of a scenario from its config, with weights from the model seed.
 
-First weights (`model.init: scaled`) follow TorchTitan, on which SENTINEL was simulated: token
-embeddings from N(0, 1), linear maps with standard deviation 0.02 at 1,024 hidden units, scaled with
-the width so that a signal of the tiny model has the size of one of the large. `huggingface` is the
-default of LlamaConfig, 0.02 everywhere: signals of a tiny model then start at 2 % of that size, and
-drift so fast that moving averages flag the honest (docs/log.md).
+First weights, `model.init`:
+
+* `scaled`: token embeddings from N(0, 1), linear maps with standard deviation 0.02 at 1,024 hidden
+  units and in proportion to 1 / sqrt(hidden) at others, so that a signal of the tiny model has the
+  size of one of the large. TorchTitan, on which SENTINEL was simulated, has the same embeddings and
+  the same 0.02 (and refinements that are left out here).
+* `huggingface`: the default of LlamaConfig, 0.02 everywhere. Signals of a tiny model then start at
+  2 % of that size and drift all through a short training (docs/log.md has the figures).
 """
 
 from __future__ import annotations

@@ -45,13 +45,10 @@ class Inspector:
         self.late: dict[int, int] = {}
         """Ranks first tainted in this step's backward pass, and the stage that sent the lie."""
         self.tainted = [False] * ledger.replicas
+        self.passive = type(defense).passive
+        """True if the defense never looks at a signal."""
         self._defense = defense
         self._log = log
-
-    @property
-    def passive(self) -> bool:
-        """True if the defense never looks at a signal."""
-        return self._defense.passive
 
     def inspect(
         self,
@@ -64,7 +61,7 @@ class Inspector:
     ) -> tuple[Tensor, list[bool]]:
         """Check what `stage` sent; return what is passed on, and the tainted ranks."""
         self.tally.tampered += sum(sent.tampered)
-        if self._defense.passive:
+        if self.passive:
             return sent.x, tainted
         intact = intact_rows(sent)
         x = sent.x if all(intact) else zero_rows(sent.x, [not i for i in intact])
@@ -95,7 +92,7 @@ class Inspector:
 
     def end_step(self, step: int) -> list[Ban]:
         """Close a step: fences move, workers are banned; counts and taints start anew."""
-        if not self._defense.passive:
+        if not self.passive:
             end_step(self._defense, step)
         bans = self.ledger.end_step()
         for ban in bans:
@@ -106,10 +103,6 @@ class Inspector:
         self.tainted = [False] * self.ledger.replicas
         self.late = {}
         return bans
-
-    def state_bytes(self) -> int:
-        """Return the memory that the defense keeps."""
-        return state_bytes(self._defense)
 
     def excluded(self) -> list[bool]:
         """Return the ranks that are left out of this step's weight gradients."""
@@ -128,6 +121,11 @@ class Inspector:
         policy = self.ledger.policy
         if policy.quarantine or policy.substitute == "zeros" or reference is None:
             return zero_rows(x, rows)
+        if not reference.isfinite().all():
+            raise PluginError(
+                f"defense {self._defense.name}: the reference of a Verdict is not finite",
+                party="defense",
+            )
         return torch.where(row_mask(rows, x).view(-1, 1, 1, 1), reference.to(x), x)
 
     def _count(
@@ -181,9 +179,12 @@ def show(
     received: Tensor | None,
     active: Tensor,
 ) -> Signals:
-    """Return signals for a defense: of `.data`, base and version do not tell who has tampered."""
-    before = None if received is None else received.data
-    return Signals(stage, direction, step, sent.data, before, active)
+    """Return signals for a defense: copies.
+
+    What it does to them changes nothing, and neither base nor version tells who has tampered.
+    """
+    before = None if received is None else received.clone()
+    return Signals(stage, direction, step, sent.clone(), before, active)
 
 
 def check(defense: Defense[Any], signals: Signals) -> Verdict:
@@ -207,7 +208,11 @@ def check(defense: Defense[Any], signals: Signals) -> Verdict:
         )
     reference = verdict.reference
     expected = signals.sent.shape[1:]
-    if reference is not None and getattr(reference, "shape", None) != expected:
+    if reference is not None and not (
+        isinstance(reference, Tensor)
+        and reference.shape == expected
+        and reference.is_floating_point()
+    ):
         raise PluginError(
             f"defense {defense.name}: the reference of a Verdict must be None or a tensor "
             f"[batch, tokens, hidden] = {[*expected]}",
@@ -272,7 +277,7 @@ def _look(defense: Defense[Any], method: str, signals: Signals, *args: Any) -> A
 def _call(defense: Defense[Any], method: str, *args: Any) -> Any:
     try:
         return getattr(defense, method)(*args)
-    except Exception as error:  # a plugin may raise anything
+    except (Exception, SystemExit) as error:  # a plugin may raise anything
         raise PluginError(
             f"defense {defense.name}: {method} raised {type(error).__name__}: {error}",
             party="defense",

@@ -7,13 +7,14 @@ attackers' memories, so that a cell is the same run whether it shares its warm-u
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 
 from sentinel_bench import registry
-from sentinel_bench.api import Defense, Direction, Setup
+from sentinel_bench.api import Defense, Direction, ResponseParams, Setup
 from sentinel_bench.config import Cell, Component, Scenario
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
@@ -64,9 +65,11 @@ class Session:
         exchange = WarmupExchange(list(self._defenses.values()), self._history)
         self._trainer.connect(exchange)
         for step in range(self.scenario.train.warmup_steps):
+            started = time.perf_counter()
             exchange.step = step
-            self._rows.append(_step_row(step, self._trainer.step(step), Tally()))
+            result = self._trainer.step(step)
             exchange.end_step()
+            self._rows.append(_step_row(step, result, Tally(), time.perf_counter() - started))
             tick()
         self._snapshot = self._trainer.snapshot()
 
@@ -77,7 +80,9 @@ class Session:
         self._trainer.restore(self._snapshot)
         grid, train = self.scenario.grid, self.scenario.train
         defense = _fork(self._defenses[cell.resolved_defense.label()])
-        ledger = Ledger(defense.params, grid.stages, grid.replicas)
+        policy = registry.defenses.params(cell.resolved_defense)  # not what the plugin holds
+        assert isinstance(policy, ResponseParams)
+        ledger = Ledger(policy, grid.stages, grid.replicas)
         inspector = Inspector(defense, ledger, log)
         tamperer = Tamperer(
             place(self.scenario, cell.attack),
@@ -91,11 +96,12 @@ class Session:
             log.append("step", **row)
         ending: Ending = "complete"
         for step in range(train.warmup_steps, train.steps):
+            started = time.perf_counter()
             exchange.step = step
-            result = self._trainer.step(step)
-            log.append("step", **_step_row(step, result, inspector.tally))
+            result, tally = self._trainer.step(step), inspector.tally
             inspector.end_step(step)
             exchange.end_step()
+            log.append("step", **_step_row(step, result, tally, time.perf_counter() - started))
             tick()
             empty = _exhausted(ledger)
             if empty is not None:
@@ -154,12 +160,12 @@ def _first_acts(log: Log) -> Callable[[int, int, int, Direction], None]:
     return on_act
 
 
-def _step_row(step: int, result: StepResult, tally: Tally) -> dict[str, Any]:
+def _step_row(step: int, result: StepResult, tally: Tally, seconds: float) -> dict[str, Any]:
     row: dict[str, Any] = {
         "step": step,
         "loss": result.loss,
         "grad_norm": result.grad_norm,
-        "seconds": result.seconds,
+        "seconds": seconds,
         "checked": tally.checked,
         "flagged": tally.flagged,
         "tampered": tally.tampered,

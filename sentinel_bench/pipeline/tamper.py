@@ -107,6 +107,13 @@ class _Villain:
         self.attack: Attack[Any] = registry.attacks.create(attacker.attack)
         self.generator = torch.Generator(device).manual_seed(attacker.seed)
         self.directions = directions(attacker.mode)
+        self._drawn: tuple[int, bool] = (-1, True)
+
+    def awake(self, context: AttackContext) -> bool:
+        """Tell whether it acts in this step: drawn once a step, for both directions."""
+        if self.attacker.rate < 1 and self._drawn[0] != context.step:
+            self._drawn = (context.step, context.chance(self.attacker.rate))
+        return self._drawn[1]
 
 
 class Tamperer:
@@ -180,14 +187,14 @@ class Tamperer:
             history=self._history.get((a.stage, direction, a.replica)),
             generator=villain.generator,
         )
-        if a.rate < 1 and not context.chance(a.rate):
+        if not villain.awake(context):
             return None
         version = honest._version
         act = villain.attack.activation if direction == "activation" else villain.attack.gradient
         where = f"attack {a.attack.name} (step {step}, stage {a.stage}, replica {a.replica})"
         try:
             sent = act(honest, context)
-        except Exception as error:  # a plugin may raise anything
+        except (Exception, SystemExit) as error:  # a plugin may raise anything
             raise PluginError(
                 f"{where} raised {type(error).__name__}: {error}", party="attack"
             ) from error
@@ -215,7 +222,7 @@ def memory(attack: Attack[Any]) -> int:
     """
     try:
         depth = attack.memory()
-    except Exception as error:  # a plugin may raise anything
+    except (Exception, SystemExit) as error:  # a plugin may raise anything
         raise PluginError(
             f"attack {attack.name}: memory raised {type(error).__name__}: {error}", party="attack"
         ) from error

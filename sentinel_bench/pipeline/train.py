@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,6 @@ class StepResult:
 
     loss: float
     grad_norm: float
-    seconds: float
     excluded: int
     skipped: bool
 
@@ -38,7 +36,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     if step < config.lr_warmup_steps:
         return config.lr * (step + 1) / config.lr_warmup_steps
     decay = max(1, round(config.lr_decay_ratio * config.steps))
-    left = min(1.0, (config.steps - step) / decay)
+    left = min(1.0, max(0.0, (config.steps - step) / decay))
     return config.lr * (config.lr_min_ratio + (1 - config.lr_min_ratio) * left)
 
 
@@ -82,7 +80,6 @@ class Trainer:
 
     def step(self, step: int) -> StepResult:
         """Train one step on the data of that step."""
-        started = time.perf_counter()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.scenario.train, step)
         inputs, targets = (self._tensor(a) for a in self._batches.train(step))
@@ -93,8 +90,7 @@ class Trainer:
         if not skipped:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        result = (float(loss), float(norm))  # waits for the device
-        return StepResult(*result, time.perf_counter() - started, excluded, skipped)
+        return StepResult(float(loss), float(norm), excluded, skipped)  # waits for the device
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, int]:
@@ -158,7 +154,8 @@ class Trainer:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad *= replicas / (replicas - left_out)
-        return loss.detach() * (replicas / max(1, replicas - sum(early))), left_out
+        counted = replicas - sum(early)
+        return loss.detach() * (replicas / counted if counted else torch.nan), left_out
 
     @property
     def _may_quarantine(self) -> bool:
