@@ -251,7 +251,7 @@ def _speed(events: Sequence[Row]) -> dict[str, Any]:
     seconds = sum(row["seconds"] for row in steps)
     ranks = start["replicas"]
     kept = sum(
-        0.0 if row.get("skipped") is True else 1 - min(row.get("excluded", 0), ranks) / ranks
+        0.0 if row.get("skipped") is True else 1 - min(row["excluded"], ranks) / ranks
         for row in steps
     )
     tps = _ratio(start["tokens_per_step"] * kept, seconds)

@@ -48,7 +48,7 @@ def log(
     ]
     start = {"type": "start", "time": "2026-01-01T00:00:00Z", "stages": 3, "replicas": 4}
     start |= {"steps": STEPS, "warmup_steps": WARMUP, "tokens_per_step": 100, "attackers": who}
-    events: Events = [start | {"state_bytes": 640, "cost": {"flops": 7}}]
+    events: Events = [start | {"state_bytes": 640}]
     if baseline is not None:
         tps = {"digest": "0" * 64, "tokens_per_second": 500.0}
         events.append({"type": "baseline", "validation_loss": baseline, **tps})
@@ -118,7 +118,7 @@ def test_signals_by_hand() -> None:
     found = score(rows)
     assert found["flags"] == dict(zip(FLAGS, (60, 6, 12, 6, 0.1, 0.5), strict=True))
     assert (found["skipped_steps"], found["amnesties"]) == (1, 1)
-    assert (found["state_bytes"], found["cost"]) == (640, {"flops": 7})
+    assert found["state_bytes"] == 640
 
 
 def test_nobody_acted() -> None:
@@ -171,6 +171,18 @@ def test_damage_above_the_tolerance_is_broken() -> None:
     assert score(log(loss=2.019, baseline=1.97))["outcome"] == "defended"
     found = score(log(loss=2.021, baseline=1.97))
     assert found["outcome"] == "broken" and "0.051" in found["reason"]
+
+
+def test_what_is_left_out_or_skipped_is_not_counted_as_trained() -> None:
+    events = log()
+    verified = [e for e in events if e["type"] == "step" and e["step"] >= events[0]["warmup_steps"]]
+    full = score(events)["tokens_per_second"]
+    verified[0]["excluded"] = events[0]["replicas"] // 2
+    verified[1]["skipped"] = True
+    n = len(verified)
+    half = (events[0]["replicas"] // 2) / events[0]["replicas"]
+    expected = full * (n - 1 - half) / n
+    assert score(events)["tokens_per_second"] == pytest.approx(expected)
 
 
 def test_a_defense_that_bans_most_of_a_stage_is_broken() -> None:
@@ -228,7 +240,10 @@ INVALID = {
     "two bans": (log(ban(5, 1, 0), ban(6, 1, 0)), "second time"),
     "attacker outside": (log(attackers=((9, 0),)), "outside"),
     "more flagged than checked": (
-        [row | {"flagged": [11, 0]} if row.get("step") == 5 else row for row in log()],
+        [
+            row | {"flagged": [11, 0], "excluded": 0} if row.get("step") == 5 else row
+            for row in log()
+        ],
         "more signals flagged",
     ),
     "seconds missing": (

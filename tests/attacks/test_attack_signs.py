@@ -23,17 +23,22 @@ def test_sign_flip_negates_every_signal_by_default(create, context, x):
 def test_sign_flip_acts_when_the_draw_of_the_step_is_below_the_rate(create, context, x):
     attack, ctx = create("sign-flip:rate=0.7"), context()
     again = torch.Generator().manual_seed(5)
-    for _ in range(40):
+    for step in range(40):
+        ctx.step = step
         flips = float(torch.rand((), generator=again)) < 0.7  # one uniform draw a step
-        sent = attack.signal(x, ctx)
-        assert torch.equal(sent, -x if flips else x)
-        assert flips or sent is x  # the argument itself is honesty
+        for _ in ("activation", "gradient"):
+            sent = attack.signal(x, ctx)
+            assert torch.equal(sent, -x if flips else x)
+            assert flips or sent is x  # the argument itself is honesty
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.7])
 def test_sign_flip_acts_in_the_share_of_the_steps_that_rate_says(create, context, x, rate):
     attack, ctx = create(f"sign-flip:rate={rate}"), context()
-    flipped = sum(attack.signal(x, ctx) is not x for _ in range(2000))
+    flipped = 0
+    for step in range(2000):
+        ctx.step = step
+        flipped += attack.signal(x, ctx) is not x
     assert flipped / 2000 == pytest.approx(rate, abs=0.04)  # 4 sigma = 4 sqrt(.25 / 2000) = .045
 
 
