@@ -207,7 +207,14 @@ def test_perplexity_that_overflows_is_none() -> None:
 
 
 ERROR = {"type": "error", "party": "defense", "message": "check() returned None"}
-STEP = {"type": "step", "step": 3, "seconds": 0.25, "checked": [0, 0], "flagged": [0, 0]}
+STEP = {
+    "type": "step",
+    "step": 3,
+    "seconds": 0.25,
+    "checked": [0, 0],
+    "flagged": [0, 0],
+    "excluded": 0,
+}
 INVALID = {
     "killed": (without(log(), "end"), "killed"),
     "interrupted": (log(status="interrupted"), "interrupted"),
