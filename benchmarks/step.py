@@ -1,8 +1,9 @@
 """What the pipeline and a defense cost: training steps side by side in one process.
 
 Plain training of the Hugging Face model, the pipeline without a defense, and the pipeline with each
-defense take turns, a few steps each, on the same batches; printed are tokens per second and the
-ratio to plain training, as the median over the rounds of the ratio within a round.
+defense take turns after the track's warm-up, a few steps each, on the same batches. Printed are
+tokens per second, the ratio to plain training (median over the rounds of the ratio within a round),
+and how many signals were flagged meanwhile.
 
     python benchmarks/step.py [--rounds 15] [--steps 10] [--threads 2] [--shape tiny|0.6b|all]
 """
@@ -35,16 +36,20 @@ SHAPES = {
     "0.6b": {
         "model": {"preset": "llama-3-0.6b", "layers": 4},
         "grid": {"stages": 4, "replicas": 4},
-        "train": {"batch_size": 1, "seq_len": 128},
+        "train": {"batch_size": 1, "seq_len": 128, "warmup_steps": 12},
     },
 }
 
 
-class Silent:
-    """A log that forgets."""
+class Counter:
+    """A log that counts: a flagged rank costs more, so flags belong to the measurement."""
+
+    def __init__(self) -> None:
+        self.flags = 0
 
     def append(self, kind: str, /, **fields: object) -> None:
-        """Forget a row."""
+        """Count a row."""
+        self.flags += kind == "flag"
 
 
 def plain(scenario: Scenario, batches: Batches, vocabulary: int) -> Callable[[int], None]:
@@ -68,7 +73,7 @@ def plain(scenario: Scenario, batches: Batches, vocabulary: int) -> Callable[[in
 
 
 def piped(
-    scenario: Scenario, batches: Batches, vocabulary: int, name: str
+    scenario: Scenario, batches: Batches, vocabulary: int, name: str, log: Counter
 ) -> Callable[[int], None]:
     """Return a function that trains one step of the pipeline under a defense."""
     trainer = Trainer(scenario, batches, vocabulary)
@@ -79,11 +84,11 @@ def piped(
         defense.start(Setup(grid.stages, grid.replicas, trainer.signal_shape))
         warm = WarmupExchange([defense], History())
         trainer.connect(warm)
-        for t in range(12):  # until the fences are closed
+        for t in range(scenario.train.warmup_steps):
             trainer.step(t)
             warm.end_step()
     ledger = Ledger(defense.params, grid.stages, grid.replicas)
-    inspector = Inspector(defense, ledger, Silent())
+    inspector = Inspector(defense, ledger, log)
     tamperer = Tamperer((), History(), "cpu", ledger.banned)
     exchange = LiveExchange(tamperer, inspector, lambda *_: None)
     trainer.connect(exchange)
@@ -104,14 +109,15 @@ def measure(shape: str, rounds: int, steps: int) -> None:
     tokens = load_tokens(scenario.data)
     batches = Batches.of(tokens, scenario)
     runners = {"plain training": plain(scenario, batches, tokens.vocab_size)}
-    for name in DEFENSES:
-        runners[f"pipeline, {name}"] = piped(scenario, batches, tokens.vocab_size, name)
+    logs = {f"pipeline, {name}": Counter() for name in DEFENSES}
+    for name, log in zip(DEFENSES, logs.values(), strict=True):
+        runners[f"pipeline, {name}"] = piped(scenario, batches, tokens.vocab_size, name, log)
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     for round_ in range(rounds + 1):  # the first one warms up
         for name, step in runners.items():
             started = time.perf_counter()
             for t in range(steps):
-                step(12 + round_ * steps + t)
+                step(train.warmup_steps + round_ * steps + t)
             if round_:
                 seconds[name].append(time.perf_counter() - started)
     per_round = steps * grid.replicas * train.batch_size * train.seq_len
@@ -119,11 +125,13 @@ def measure(shape: str, rounds: int, steps: int) -> None:
         f"{shape}: {grid.stages} stages x {grid.replicas} replicas, batch {train.batch_size} x "
         f"{train.seq_len} tokens, {torch.get_num_threads()} threads, {rounds} rounds of {steps}"
     )
-    print(f"{'':<22}{'tokens/s':>10}{'over plain':>12}")
+    print(f"{'':<22}{'tokens/s':>10}{'over plain':>12}{'flags':>8}")
     base = seconds["plain training"]
     for name, took in seconds.items():
         ratio = statistics.median(b / s for b, s in zip(base, took, strict=True))
-        print(f"{name:<22}{per_round / statistics.median(took):>10,.0f}{ratio:>12.3f}")
+        flags = logs[name].flags if name in logs else ""
+        speed = per_round / statistics.median(took)
+        print(f"{name:<22}{speed:>10,.0f}{ratio:>12.3f}{flags:>8}")
 
 
 def main() -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+QUARTILES = (0.25, 0.5, 0.75)
+
 
 @dataclass(frozen=True, slots=True)
 class FenceSettings:
@@ -60,6 +62,12 @@ class Fences:
         self.median = torch.zeros(channels, device=device)
         self.half_width = torch.full((channels,), torch.inf, device=device)
         self._spread = self.half_width.clone()
+        self._low, self._high = -self.half_width, self.half_width
+
+    def all_inside(self, channels: slice, values: Tensor) -> bool:
+        """Tell whether all `values` `[n, replicas]` are surely inside: the quick, usual answer."""
+        inside = (values > self._low[channels, None]) & (values < self._high[channels, None])
+        return bool(inside.all())
 
     def outside(self, channels: slice, values: Tensor) -> tuple[Tensor, Tensor]:
         """Tell how far deviations lie outside.
@@ -97,16 +105,18 @@ class Fences:
         return sum(t.nbytes for t in state)
 
     def _refresh(self) -> None:
-        values = sort_last(self._values.flatten(1))  # NaN sorts to the end
-        count = (~values.isnan()).sum(1)
-        q1, q2, q3 = (_quantile(values, count, q) for q in (0.25, 0.5, 0.75))
+        missing = self._values.isnan()
+        count = (~missing).flatten(1).sum(1)
+        values = sort_last(self._values.masked_fill(missing, torch.inf).flatten(1))
+        q1, q2, q3 = _quartiles(values, count)
         iqr = torch.maximum(q3 - q1, self._settings.eps)
-        enough = (~self._values.isnan()).any(2).sum(1) >= self._min_steps
+        enough = (~missing.all(2)).sum(1) >= self._min_steps
         self.k = torch.where(enough, self._adapt(values, count, q2, iqr), self.k)
         self.median = torch.where(enough, q2, self.median)
         self._spread = torch.where(enough, self.k * iqr, torch.inf)
         half = torch.maximum(self._spread, self._settings.least * q2.abs())
         self.half_width = torch.where(enough, half, torch.inf)
+        self._low, self._high = self.median - self.half_width, self.median + self.half_width
 
     def _adapt(self, values: Tensor, count: Tensor, q2: Tensor, iqr: Tensor) -> Tensor:
         """Return `k` after the changes of this step: all candidates are tried at once."""
@@ -121,20 +131,22 @@ class Fences:
         return torch.where(too_many, grown, shrunk)
 
 
-def _quantile(ordered: Tensor, count: Tensor, q: float) -> Tensor:
-    """Linear quantile of the first `count` of each row of `ordered`."""
-    position = q * (count - 1).clamp_min(0)
-    low = position.floor().long()
-    high = position.ceil().long()
-    a, b = (ordered.gather(1, i[:, None])[:, 0] for i in (low, high))
-    return torch.lerp(a, b, position - low)
+def _quartiles(ordered: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Linear quartiles of the first `count` values of each row of `ordered`."""
+    position = (count - 1).clamp_min(0)[:, None] * torch.tensor(QUARTILES, device=count.device)
+    low = position.floor()
+    a, b = ordered.gather(1, low.long()), ordered.gather(1, position.ceil().long())
+    q1, q2, q3 = torch.lerp(a, b, position - low).unbind(1)
+    return q1, q2, q3
 
 
 def _share_outside(ordered: Tensor, count: Tensor, center: Tensor, half: Tensor) -> Tensor:
-    """Share of the values at least `half` `[channels, n]` away from `center` `[channels]`."""
-    last = torch.where(ordered.isnan(), torch.inf, ordered)
-    below = torch.searchsorted(last, (center[:, None] - half).contiguous(), right=True)
-    inside = torch.searchsorted(last, (center[:, None] + half).contiguous(), right=False)
+    """Share of the values at least `half` `[channels, n]` away from `center` `[channels]`.
+
+    Rows of `ordered` are sorted; what is missing is infinite, and last.
+    """
+    below = torch.searchsorted(ordered, (center[:, None] - half).contiguous(), right=True)
+    inside = torch.searchsorted(ordered, (center[:, None] + half).contiguous(), right=False)
     outside = count[:, None] - (inside - below).clamp_min(0)
     return outside / count[:, None].clamp_min(1)
 
@@ -152,4 +164,4 @@ def sort_last(x: Tensor) -> Tensor:
         return x.sort(-1).values
     import numpy as np
 
-    return torch.from_numpy(np.sort(x.contiguous().numpy(), axis=-1))
+    return torch.from_numpy(np.sort(x.numpy(), axis=-1))

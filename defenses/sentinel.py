@@ -160,13 +160,17 @@ class Sentinel(Defense[SentinelParams]):
         x = signals.sent.float()
         self._last = torch.stack([f(x, reference) for f in self._statistics.values()])
         channels = self._channels(signals)
+        reference = reference.to(signals.sent.dtype)
+        explained = _Explained(self.params.statistics, self._last, self._fences, channels)
+        if self._fences.all_inside(channels, self._last):
+            return Verdict(nobody, nobody, reference, explained)
         outside, distance = self._fences.outside(channels, self._last)
         severe = (~(distance < self.params.severity) & outside).any(0)
         return Verdict(
             flagged=outside.any(0) & signals.active,
             severe=severe & signals.active,
-            reference=reference.to(signals.sent.dtype),
-            statistics=_Explained(self.params.statistics, self._last, self._fences, channels),
+            reference=reference,
+            statistics=explained,
         )
 
     def learn(self, signals: Signals, clean: Tensor) -> None:

@@ -41,7 +41,7 @@ def _standard(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     mean = x.mean(-1, keepdim=True)
     centred = x - mean
-    std = centred.square().mean(-1).sqrt()
+    std: Tensor = torch.linalg.vector_norm(centred, dim=-1) / x.shape[-1] ** 0.5
     return centred, torch.where(std > 1e-6 * mean[..., 0].abs(), std, 0.0)
 
 
@@ -57,10 +57,12 @@ def swd(x: Tensor, m: Tensor, directions: Tensor) -> Tensor:
         x, m: as above.
         directions: `[hidden, n]` unit vectors; the distance is the mean over the n projections.
     """
-    hidden = x.shape[-1]
-    a, b = (directions.T @ y.reshape(-1, y[0, ..., 0].numel(), hidden).mT for y in (x, m[None]))
+    hidden, n = directions.shape
+    # one product for all replicas, whose rows are already what has to be sorted
+    a = (directions.T @ x.reshape(-1, hidden).T).view(n, len(x), -1)
+    b = (directions.T @ m.reshape(-1, hidden).T).view(n, 1, -1)
     difference = sort_last(a) - sort_last(b)
-    return difference.abs_().flatten(1).mean(1)
+    return difference.abs_().mean((0, 2))
 
 
 def unit_directions(hidden: int, n: int, seed: int, device: str) -> Tensor:

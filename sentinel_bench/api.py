@@ -166,7 +166,8 @@ class Signals:
         step: training step.
         sent: `[replicas, batch, tokens, hidden]`. Gradients are those of each replica's own mean
             loss. A signal that could not be read or was not finite is zeros, and not active.
-        received: what the senders received in the same direction, same shape; None at the ends.
+        received: what the senders received in the same direction, same shape; None at the ends, and
+            for a defense that does not ask for it (`needs_received`).
         active: `[replicas]` bool: neither banned nor tainted nor unreadable; only these are tested.
     """
 
@@ -205,6 +206,8 @@ class Defense(Plugin[P]):
     Params: ClassVar[type[Frozen]] = ResponseParams
     passive: ClassVar[bool] = False
     """True if it never looks at a signal: the boundaries are then left out."""
+    needs_received: ClassVar[bool] = False
+    """True if it compares with what the senders received; others are not given a copy of it."""
 
     def start(self, setup: Setup) -> None:
         """Prepare the state for a grid."""

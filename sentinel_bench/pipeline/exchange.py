@@ -51,7 +51,8 @@ class WarmupExchange:
         all_of_them = row_mask([True] * len(x), x)
         received = self._received.get((stage, direction))
         for defense in self._defenses:
-            signals = show(stage, direction, self.step, x, received, all_of_them)
+            before = received if type(defense).needs_received else None
+            signals = show(stage, direction, self.step, x, before, all_of_them)
             check(defense, signals)
             learn(defense, signals, all_of_them)
         self._received[_next_stage(stage, direction), direction] = x

@@ -71,7 +71,9 @@ class Inspector:
             for r, (t, gone) in enumerate(zip(tainted, lost, strict=True))
         ]
         active = [t and i for t, i in zip(tested, intact, strict=True)]
-        signals = show(stage, direction, step, x, received, row_mask(active, x))
+        mask = row_mask(active, x)
+        before = received if type(self._defense).needs_received else None
+        signals = show(stage, direction, step, x, before, mask)
         verdict = check(self._defense, signals)
         flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
         severe = [s or not i for s, i in zip(verdict.severe.tolist(), intact, strict=True)]
@@ -82,7 +84,7 @@ class Inspector:
                 "amnesty", step=step, stage=stage, direction=direction, replicas=ruling.amnesty
             )
         clean = [c and i for c, i in zip(ruling.clean, intact, strict=True)]
-        learn(self._defense, signals, row_mask(clean, x))
+        learn(self._defense, signals, mask if clean == active else row_mask(clean, x))
         broken = [t and not i for t, i in zip(tested, intact, strict=True)]
         now = [a or b or c for a, b, c in zip(tainted, ruling.flagged, broken, strict=True)]
         self._taint(stage, direction, now)

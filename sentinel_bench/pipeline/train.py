@@ -134,21 +134,21 @@ class Trainer:
         """Return the loss and how many ranks were left out of the weight gradients."""
         replicas = self.scenario.grid.replicas
         taint = torch.zeros(replicas, device=inputs.device, requires_grad=True)
-        outputs: list[Tensor] = []
+        fed: list[Tensor] = []
         h, rode = inputs, taint
         with self._autocast():
             for stage, boundary in zip(self._stages, [*self._boundaries, None], strict=True):
+                fed.append(h.detach())
                 h = stage(h)
-                outputs.append(h)
                 if boundary is not None:
                     h, rode = boundary(h, rode)
         early = self._excluded()
         loss = rank_loss(h, targets, early)
         total = loss if rode is taint else loss + echo(rode)
-        total.backward(retain_graph=self._may_quarantine)  # type: ignore[no-untyped-call]
+        total.backward()  # type: ignore[no-untyped-call]
         excluded = self._excluded()
         if excluded != early:
-            self._redo_late(outputs, targets, excluded)
+            self._redo_late(fed, targets, excluded)
         left_out = sum(excluded)
         if 0 < left_out < replicas:
             for parameter in self._parameters:
@@ -157,22 +157,18 @@ class Trainer:
         counted = replicas - sum(early)
         return loss.detach() * (replicas / counted if counted else torch.nan), left_out
 
-    @property
-    def _may_quarantine(self) -> bool:
-        live = self._exchange if isinstance(self._exchange, LiveExchange) else None
-        return live is not None and live.inspector.ledger.policy.quarantine
-
     def _excluded(self) -> list[bool]:
         if isinstance(self._exchange, LiveExchange):
             return self._exchange.inspector.excluded()
         return [False] * self.scenario.grid.replicas
 
-    def _redo_late(self, outputs: list[Tensor], targets: Tensor, excluded: list[bool]) -> None:
+    def _redo_late(self, fed: list[Tensor], targets: Tensor, excluded: list[bool]) -> None:
         """Take ranks that were tainted late out of the weight gradients downstream of the lie.
 
         When a lie is found in the backward pass, the stages downstream of it have already counted
-        the rank: their weight gradients are computed again without it. Upstream its gradient was
-        replaced by zeros.
+        the rank: their weight gradients are computed again without it, from what each stage was
+        `fed`. Upstream its gradient was replaced by zeros. Rare, so nothing is kept for it but the
+        inputs: to retain the graph of every step would slow all of them down.
         """
         assert isinstance(self._exchange, LiveExchange)
         first = min(self._exchange.inspector.late.values())
@@ -180,13 +176,15 @@ class Trainer:
         rows = keep.repeat_interleave(len(targets) // len(excluded)).view(-1, 1, 1)
         for index in range(first, len(self._stages)):
             parameters = [p for p in self._stages[index].parameters() if p.requires_grad]
+            with self._autocast():
+                out = self._stages[index](fed[index])
             if index == len(self._stages) - 1:
-                out, grad = rank_loss(outputs[index], targets, excluded), None
+                out, grad = rank_loss(out, targets, excluded), None
             else:
                 passed = self._boundaries[index].gradient
                 assert passed is not None
-                out, grad = outputs[index], passed.masked_fill(~rows, 0.0)
-            fresh = torch.autograd.grad(out, parameters, grad, retain_graph=True)
+                grad = passed.masked_fill(~rows, 0.0)
+            fresh = torch.autograd.grad(out, parameters, grad)
             for parameter, value in zip(parameters, fresh, strict=True):
                 parameter.grad = value
 

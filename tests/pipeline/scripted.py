@@ -60,6 +60,7 @@ class Script(Defense[ScriptParams]):
 
     name: ClassVar[str] = "script"
     goal = formula = source = "test"
+    needs_received = True
     Params = ScriptParams
 
     def start(self, setup: Any) -> None:
