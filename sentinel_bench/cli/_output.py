@@ -90,7 +90,10 @@ def result_table(finished: list[Finished]) -> Table:
     columns += ["precision", "recall", "F1", "found after", "false bans", "val. loss"]
     columns += ["excess", "tokens/s", "relative", "outcome"]
     for name in columns:
-        table.add_column(name, justify="left" if name in ("attack", "defense") else "right")
+        text = name in ("attack", "defense")
+        table.add_column(
+            name, justify="left" if text else "right", overflow="fold", no_wrap=not text
+        )
     for item in finished:
         table.add_row(*_row(item, seeds=len(seeds) > 1))
     return table
