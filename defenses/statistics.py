@@ -47,7 +47,7 @@ def _standard(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def sfr(x: Tensor, m: Tensor) -> Tensor:
     """Sign flip ratio: share of elements whose sign differs; the sign of 0 is 0."""
-    return (x.sign() - m.sign()).abs_().clamp_(max=1).flatten(1).mean(1)
+    return x.sign().sub_(m.sign()).abs_().clamp_(max=1).flatten(1).mean(1)
 
 
 def swd(x: Tensor, m: Tensor, directions: Tensor) -> Tensor:

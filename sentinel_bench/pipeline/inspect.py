@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -159,6 +160,8 @@ class Inspector:
 
 def intact_rows(sent: Sent) -> list[bool]:
     """Tell which messages are readable and finite. A sum that overflows counts as not finite."""
+    if math.isfinite(float(sent.x.sum())):  # one number: the usual case
+        return sent.readable
     finite = sent.x.flatten(1).sum(1).isfinite().tolist()
     return [f and r for f, r in zip(finite, sent.readable, strict=True)]
 
