@@ -52,7 +52,6 @@ DAMAGE_TOLERANCE = 0.05  # nats per token
 CAPACITY_FLOOR = 0.5  # share of the workers of the thinnest stage
 FALSE_BAN_TOLERANCE = 0.01  # share of the workers, where nobody acted
 RECALL_FLOOR = 50.0  # percent; damage below it went undetected
-MAX_WORKERS = 1_000_000  # a grid beyond it is a malformed row
 
 METRICS = (
     *("precision", "recall", "f1", "attackers", "acted", "banned", "false_bans"),
@@ -89,7 +88,7 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
         provenance: from `record.provenance`.
     """
     from sentinel_bench.config import Component
-    from sentinel_bench.record import digest
+    from sentinel_bench.provenance import digest
 
     cell = config["cell"]
     scenario = dict(cell["scenario"])

@@ -46,13 +46,13 @@ def run(**options: Any) -> int:
         )
     track, scenarios = _options.resolve_scenarios(file, options)
     tuned = {d.name: tracks.tuned(track, d) for d in defenses}
-    for name in (n for n, settings in tuned.items() if settings):
-        if scenarios[0].track != track:
-            click.echo(
-                f"note: {name} uses the fences found for track {track}; for other settings, "
-                f"'sentinel-bench calibrate' finds others",
-                err=True,
-            )
+    foreign = {d.name for d in defenses if tuned[d.name] and "values" not in d.params}
+    for name in sorted(foreign) if scenarios[0].track != track else ():
+        click.echo(
+            f"note: {name} uses the fences found for track {track}; for other settings, "
+            f"'sentinel-bench calibrate' finds others",
+            err=True,
+        )
     plan = suite.make_plan(scenarios, attacks, defenses, tuned)
     if options["dry_run"]:
         _print_plan(plan, as_json=options["as_json"])
