@@ -7,27 +7,50 @@ stay instant. Import torch inside a function where you need more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
-from sentinel_bench.config import Frozen
+from sentinel_bench.config import Component, Frozen, Mode
+from sentinel_bench.errors import KnowledgeError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
 Direction = Literal["activation", "gradient"]
 
 
+Place = Literal["activation", "gradient", "update"]
+"""Where an attack acts: on a signal, or on what a worker contributes to its stage's all-reduce."""
+
+
 class Knowledge(StrEnum):
     """What an attack can see. Declared on the class; the harness gives no more."""
 
     OWN = "own"
-    """Its own signals, past and present, and what it received."""
+    """Its own signals, past and present, and what it received. Everybody has it."""
+    COLLUDERS = "colluders"
+    """The honest signals of the other attackers of its stage, and a plan that all share."""
+    HONEST = "honest"
+    """The signals of all honest replicas of its stage."""
+    DETECTOR = "detector"
+    """What the running defense would say of a signal, before it is sent."""
+    MODEL = "model"
+    """A copy of the whole model, and the training data of its own replica."""
+
+
+OWN: frozenset[Knowledge] = frozenset({Knowledge.OWN})
+
+
+def tier(knowledge: Iterable[Knowledge]) -> str:
+    """Return what is known in one word, `own` left out beside more: "own", "honest+detector"."""
+    more = [k.value for k in Knowledge if k in set(knowledge) and k is not Knowledge.OWN]
+    return "+".join(more) or Knowledge.OWN.value
 
 
 class NoParams(Frozen):
@@ -58,28 +81,131 @@ class Plugin(Generic[P]):
 # --- attacks --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the running defense would say of one signal: for attacks that know the detector.
+
+    Attributes:
+        flagged: True if it would flag the signal.
+        statistics: name to (value, low, high): it is flagged outside of an open interval.
+    """
+
+    flagged: bool
+    statistics: Mapping[str, tuple[float, float, float]]
+
+
+class Detector(Protocol):
+    """The running defense, as a white-box attacker may ask it. Asking changes nothing."""
+
+    def judge(self, x: Tensor) -> Judgement | None:
+        """Say what it would make of `x` `[batch, tokens, hidden]` in place of this signal.
+
+        None: it offers no statistics (see `Defense.preview`).
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Colluders:
+    """The attackers of one stage, who act as one.
+
+    Attributes:
+        signals: what the malicious replicas of the stage would honestly send, `[n, batch, tokens,
+            hidden]` (updates: `[n, parameters]`), in the order of the replicas.
+        index: which of them is oneself.
+        plan: a dictionary that all attackers of the run share, to keep and to change.
+        generator: random numbers that come out the same for every attacker of this stage, in
+            this step and direction.
+    """
+
+    signals: Tensor
+    index: int
+    plan: dict[str, Any]
+    generator: torch.Generator
+
+
+class Private(Protocol):
+    """A worker's private copy of the model, to learn on offline. It starts as the model is now."""
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """The parameters of its own stage, trainable, in the order of a flat update."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model knows."""
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Run the whole model on token ids `[n, tokens]`; return `[n, tokens, vocabulary]`."""
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets `[batch, tokens]` of its own replica's data at a step."""
+
+
 @dataclass(slots=True)
 class AttackContext:
     """What one malicious worker knows when it is about to send one signal.
 
+    `colluders`, `honest`, `detector` and `model` are there for an attack that declares to know
+    them; the others get a `KnowledgeError` that names what is missing.
+
     Attributes:
         step: training step, from 0.
         stage, replica: which worker this is.
-        direction: "activation" (sent forward) or "gradient" (sent backward).
+        direction: "activation" (sent forward), "gradient" (sent backward), or "update" (weight
+            gradients).
         received: what this worker received in the same direction, `[batch, tokens, hidden]`;
             None at the ends of the pipeline.
         history: its own honest signals of earlier steps in this direction, oldest first, at most
             as many as `Attack.memory` asks for.
         generator: this worker's own random numbers.
+        age: steps since this worker's attack began, from 0.
+        name: of the attack, for messages.
+        granted: what the harness gives beyond that, made when it is asked for.
     """
 
     step: int
     stage: int
     replica: int
-    direction: Direction
+    direction: Place
     received: Tensor | None
     history: Sequence[Tensor]
     generator: torch.Generator
+    age: int = 0
+    name: str = "attack"
+    granted: Mapping[Knowledge, Callable[[], Any]] = field(default_factory=dict)
+
+    @property
+    def colluders(self) -> Colluders:
+        """The attackers of this stage, with what they share."""
+        found: Colluders = self._known(Knowledge.COLLUDERS)
+        return found
+
+    @property
+    def honest(self) -> Tensor:
+        """What the honest replicas of this stage send now, `[n, batch, tokens, hidden]`.
+
+        For an update `[n, parameters]`.
+        """
+        found: Tensor = self._known(Knowledge.HONEST)
+        return found
+
+    @property
+    def detector(self) -> Detector:
+        """The running defense."""
+        found: Detector = self._known(Knowledge.DETECTOR)
+        return found
+
+    @property
+    def model(self) -> Private:
+        """A private copy of the model as it is now; a new one each time."""
+        found: Private = self._known(Knowledge.MODEL)
+        return found
+
+    def narrow(self, attack: Attack[Any]) -> AttackContext:
+        """Return the context for an attack inside of this one: it sees what it declares."""
+        seen = attack.needs()
+        granted = {k: v for k, v in self.granted.items() if k in seen}
+        return replace(self, name=attack.name, granted=granted)
 
     def normal(self, like: Tensor) -> Tensor:
         """Return standard normal noise of the shape, dtype and device of `like`."""
@@ -96,17 +222,62 @@ class AttackContext:
         draw = torch.rand((), generator=self.generator, device=self.generator.device)
         return float(draw) < p
 
+    def _known(self, what: Knowledge) -> Any:
+        if what not in self.granted:
+            raise KnowledgeError(
+                f"attack {self.name} asks for {what.value!r}, which it does not declare: "
+                f"add Knowledge.{what.name} to its `knowledge`"
+            )
+        return self.granted[what]()
+
+
+@dataclass(slots=True)
+class UpdateContext(AttackContext):
+    """What one malicious worker knows when it contributes weight gradients.
+
+    Attributes:
+        targets: the tokens that its replica has to predict, `[batch, tokens]`.
+        vocabulary: number of tokens that the model knows.
+        relabel: returns its own weight gradients `[parameters]` for other targets.
+    """
+
+    targets: Tensor = None  # type: ignore[assignment]
+    vocabulary: int = 0
+    relabel: Callable[[Tensor], Tensor] = None  # type: ignore[assignment]
+
 
 class Attack(Plugin[P]):
     """What one malicious worker sends instead of its honest signal. One instance per worker.
 
-    Override `signal`, or `activation` and `gradient` where they differ. Return a new tensor of the
-    same shape, dtype and device, or the argument itself to be honest in this step. Never change
-    the argument.
+    Override `signal`, or `activation` and `gradient` where they differ; `update` for an attack on
+    weight gradients, and `inject` for one on the weights themselves (both with `axis =
+    "weights"`). Return a new tensor of the same shape, dtype and device, or the argument itself to
+    be honest in this step. Never change the argument.
     """
 
-    knowledge: ClassVar[Knowledge] = Knowledge.OWN
+    knowledge: ClassVar[frozenset[Knowledge]] = OWN
     adaptive: ClassVar[bool] = False
+    """True if it was made to evade a defense."""
+    axis: ClassVar[Literal["signals", "weights"]] = "signals"
+    finite: ClassVar[bool] = True
+    """False if it sends NaN or Inf on purpose."""
+
+    @classmethod
+    def deal(cls, own: Component, mode: Mode, rng: np.random.Generator) -> tuple[Component, Mode]:
+        """Return what one attacker does for the whole run: an attack, and a mode.
+
+        Called once for each attacker before the run, in a fixed order. By default all do the same.
+        """
+        return own, mode
+
+    @classmethod
+    def wraps(cls, params: Any) -> Sequence[Component]:
+        """Return the attacks named in the parameters: they belong to the identity of a run."""
+        return ()
+
+    def needs(self) -> frozenset[Knowledge]:
+        """Return all that this instance has to know; a wrapper adds what it wraps."""
+        return self.knowledge | OWN
 
     def memory(self) -> int:
         """Return how many of its own past honest signals the attack needs."""
@@ -123,6 +294,29 @@ class Attack(Plugin[P]):
     def gradient(self, g: Tensor, ctx: AttackContext) -> Tensor:
         """Return what is sent backward for the honest gradient `g` `[batch, tokens, hidden]`."""
         return self.signal(g, ctx)
+
+    def update(self, grad: Tensor, ctx: UpdateContext) -> Tensor:
+        """Return what is contributed to the stage's all-reduce for `grad` `[parameters]`.
+
+        That is the gradient of its replica's own mean loss with respect to all parameters of its
+        stage, flattened one after the other.
+        """
+        return grad
+
+    def inject(self, weights: Tensor, ctx: AttackContext) -> Tensor:
+        """Return the weights of its stage after this step, for `weights` `[parameters]`."""
+        return weights
+
+    def trigger(self, vocabulary: int) -> tuple[Sequence[int], int] | None:
+        """Return the tokens that trigger a backdoor, and the token that should then follow.
+
+        The harness measures how often it does, on held-out text. None: there is no backdoor.
+        """
+        return None
+
+    def send(self, x: Tensor, ctx: AttackContext) -> Tensor:
+        """Return what is sent in the direction of `ctx`."""
+        return self.activation(x, ctx) if ctx.direction == "activation" else self.gradient(x, ctx)
 
 
 # --- defenses -------------------------------------------------------------------------------------
@@ -215,6 +409,14 @@ class Defense(Plugin[P]):
     def check(self, signals: Signals) -> Verdict:
         """Judge the signals at one boundary, without changing them."""
         raise NotImplementedError
+
+    def preview(self, signals: Signals) -> Verdict | None:
+        """Say what `check` would say, and change nothing: for attacks that know the detector.
+
+        Its `statistics` are what such an attack steers by. None (the default) offers nothing; so
+        does whatever a verifier draws after the signals were sent.
+        """
+        return None
 
     def learn(self, signals: Signals, clean: Tensor) -> None:
         """Take in the signals just checked; `clean` `[replicas]` bool are the trusted ones."""

@@ -32,6 +32,13 @@ class PluginError(SentinelBenchError):
         self.party = party
 
 
+class KnowledgeError(PluginError):
+    """An attack asked for something that it does not declare to know."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, party="attack")
+
+
 class RunError(SentinelBenchError):
     """A run could not be finished or read."""
 
