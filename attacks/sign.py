@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from sentinel_bench.api import Attack, AttackContext
+from sentinel_bench.attacks.rated import Rated, RateParams
 from sentinel_bench.config import Frozen
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ class Scaling(Attack[ScalingParams]):
         return x * self.params.alpha
 
 
-class SignFlipParams(Frozen):
+class SignFlipParams(RateParams):
     """Parameters of `sign-flip`."""
 
     rate: float = Field(1.0, gt=0, le=1, description="share of the steps; 0.7 in Lu et al.")
 
 
-class SignFlip(Attack[SignFlipParams]):
+class SignFlip(Rated[SignFlipParams]):
     """Negates the signal in a share of the steps."""
 
     name = "sign-flip"
@@ -48,15 +49,9 @@ class SignFlip(Attack[SignFlipParams]):
     source = "Lu et al., ICML 2024"
     Params = SignFlipParams
 
-    def __init__(self, params: SignFlipParams) -> None:
-        super().__init__(params)
-        self._drawn: tuple[int, bool] = (-1, True)
-
     def signal(self, x: Tensor, ctx: AttackContext) -> Tensor:
-        """Return the negated signal, or the honest one; drawn once a step for both directions."""
-        if self.params.rate < 1 and self._drawn[0] != ctx.step:
-            self._drawn = (ctx.step, ctx.chance(self.params.rate))
-        return -x if self._drawn[1] else x
+        """Return the negated signal, or the honest one."""
+        return -x if self.acts(ctx) else x
 
 
 class RandomSignParams(Frozen):

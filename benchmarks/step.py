@@ -90,7 +90,7 @@ def piped(
     ledger = Ledger(defense.params, grid.stages, grid.replicas)
     inspector = Inspector(defense, ledger, log)
     tamperer = Tamperer((), History(), "cpu", ledger.banned)
-    exchange = LiveExchange(tamperer, inspector, lambda *_: None)
+    exchange = LiveExchange(tamperer, inspector)
     trainer.connect(exchange)
 
     def step(t: int) -> None:

@@ -150,28 +150,37 @@ class Sentinel(Defense[SentinelParams]):
 
     def check(self, signals: Signals) -> Verdict:
         """Measure the deviations and hold them against the fences."""
+        verdict, self._last = self._judge(signals)
+        return verdict
+
+    def preview(self, signals: Signals) -> Verdict:
+        """Do the same without keeping the deviations."""
+        return self._judge(signals)[0]
+
+    def _judge(self, signals: Signals) -> tuple[Verdict, Tensor | None]:
+        """Return the verdict, and the deviations `[statistics, replicas]` if there are any."""
         nobody = signals.active.new_zeros(signals.active.shape)
         reference = self._reference(signals)
         if reference is None:
-            self._last = None
-            return Verdict(nobody, nobody)
+            return Verdict(nobody, nobody), None
         import torch
 
         x = signals.sent.float()
-        self._last = torch.stack([f(x, reference) for f in self._statistics.values()])
+        deviations = torch.stack([f(x, reference) for f in self._statistics.values()])
         channels = self._channels(signals)
         reference = reference.to(signals.sent.dtype)
-        explained = _Explained(self.params.statistics, self._last, self._fences, channels)
-        if self._fences.all_inside(channels, self._last):
-            return Verdict(nobody, nobody, reference, explained)
-        outside, distance = self._fences.outside(channels, self._last)
+        explained = _Explained(self.params.statistics, deviations, self._fences, channels)
+        if self._fences.all_inside(channels, deviations):
+            return Verdict(nobody, nobody, reference, explained), deviations
+        outside, distance = self._fences.outside(channels, deviations)
         severe = (~(distance < self.params.severity) & outside).any(0)
-        return Verdict(
+        verdict = Verdict(
             flagged=outside.any(0) & signals.active,
             severe=severe & signals.active,
             reference=reference,
             statistics=explained,
         )
+        return verdict, deviations
 
     def learn(self, signals: Signals, clean: Tensor) -> None:
         """Take the clean signals into the average and the clean deviations into the window."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 from pydantic import Field
 
 from sentinel_bench.config import Component, Frozen, Mode
-from sentinel_bench.errors import KnowledgeError
+from sentinel_bench.errors import ConfigError, KnowledgeError, PluginError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,6 +76,14 @@ class Plugin(Generic[P]):
 
     def __init__(self, params: P) -> None:
         self.params = params
+
+    @classmethod
+    def wraps(cls, params: Any) -> Sequence[Component]:
+        """Return the plugins of the same kind that the parameters name.
+
+        They are checked with the parameters, and belong to the identity of a run.
+        """
+        return ()
 
 
 # --- attacks --------------------------------------------------------------------------------------
@@ -270,11 +278,6 @@ class Attack(Plugin[P]):
         """
         return own, mode
 
-    @classmethod
-    def wraps(cls, params: Any) -> Sequence[Component]:
-        """Return the attacks named in the parameters: they belong to the identity of a run."""
-        return ()
-
     def needs(self) -> frozenset[Knowledge]:
         """Return all that this instance has to know; a wrapper adds what it wraps."""
         return self.knowledge | OWN
@@ -427,3 +430,111 @@ class Defense(Plugin[P]):
     def state_bytes(self) -> int:
         """Return the bytes of memory that the defense keeps from step to step."""
         return 0
+
+
+# --- aggregators ----------------------------------------------------------------------------------
+
+
+class AggregatorParams(Frozen):
+    """What every aggregator can be told."""
+
+    f: int | None = Field(
+        None, ge=0, description="faulty rows to withstand; default: what the harness says"
+    )
+    strict: bool = Field(True, description="refuse numbers of rows that the rule is not proven for")
+
+
+A = TypeVar("A", bound=AggregatorParams)
+
+
+class Aggregator(Plugin[A]):
+    """Makes one weight gradient of those of all replicas, in place of their mean.
+
+    Call the instance; implement `aggregate`, and `requires` where the rule needs enough rows. With
+    `strict: false` a rule does the nearest possible thing, which its `requires` describes.
+    """
+
+    Params: ClassVar[type[Frozen]] = AggregatorParams
+
+    def requires(self, n: int, f: int) -> str | None:
+        """Return which condition on n rows with f faulty ones is violated, in words, or None."""
+        return None
+
+    def aggregate(self, rows: Tensor, f: int) -> Tensor:
+        """Return the aggregate `[d]` of the rows, a new tensor.
+
+        Args:
+            rows: `[n, d]`, finite, float32 or float64; not to be changed. There may be fewer than
+                `requires` asks for, but at least one.
+            f: number of faulty rows to withstand.
+        """
+        raise NotImplementedError
+
+    def check(self, n: int, f: int) -> None:
+        """Refuse n rows with f faulty ones, if the rule needs more and `strict` is set.
+
+        Raises:
+            ConfigError: the violated condition.
+        """
+        f = self._faulty(f)
+        violated = self.requires(n, f) if self.params.strict else None
+        if violated:
+            raise ConfigError(f"{violated}; lower f, add replicas, or set strict=false")
+
+    def __call__(self, rows: Tensor, f: int) -> Tensor:
+        """Return the aggregate of one flattened weight gradient per replica.
+
+        Rows that are not finite are left out, and each lowers `f` by one: the condition of the rule
+        is put to the rows as they came. Half precision is computed in float32.
+
+        Args:
+            rows: `[n, d]`; stays as it is.
+            f: number of faulty rows to withstand, unless the parameters say.
+
+        Returns:
+            `[d]`, of the dtype and device of `rows`, sharing no memory with it.
+
+        Raises:
+            ConfigError: there are too few rows for the rule (see `check`).
+            PluginError: no row is finite, or the rule changed the rows or returned another shape.
+        """
+        self.check(len(rows), f)
+        given, version = rows, rows._version
+        rows = rows.detach()
+        if rows.element_size() < 4:
+            rows = rows.float()
+        finite = _finite(rows)
+        if not finite:
+            raise PluginError(
+                f"aggregator {self.name}: none of {len(rows)} rows is finite", party="pipeline"
+            )
+        dropped = len(rows) - len(finite)
+        out = self.aggregate(rows[finite] if dropped else rows, max(0, self._faulty(f) - dropped))
+        if given._version != version:
+            raise PluginError(f"aggregator {self.name} changed its input", party="aggregator")
+        if out.shape != rows.shape[1:]:
+            raise PluginError(
+                f"aggregator {self.name} returned shape {list(out.shape)} for rows "
+                f"{list(rows.shape)}",
+                party="aggregator",
+            )
+        return out.to(given.dtype)
+
+    def condition(self, text: str, least: int, n: int, f: int) -> str | None:
+        """Say that the condition `text` asks for at least so many rows, if n is fewer."""
+        if n >= least:
+            return None
+        return f"{self.name} needs {text}: {least} rows for f = {f}, but there are {n}"
+
+    def _faulty(self, f: int) -> int:
+        return f if self.params.f is None else self.params.f
+
+
+def _finite(rows: Tensor) -> list[int]:
+    """Return which rows `[n, d]` hold nothing but finite numbers."""
+    finite = rows.sum(1).isfinite()
+    if not finite.all():  # the sum of finite numbers may overflow: look at each
+        doubtful = ~finite
+        finite[doubtful] = rows[doubtful].isfinite().all(1)
+    found: list[int] = finite.nonzero().flatten().tolist()
+    return found

@@ -6,8 +6,10 @@ against one defense in a scenario. Each class checks what it can see by itself.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -107,6 +109,12 @@ class ThreatConfig(Frozen):
     honest_first: int = Field(1, ge=0)
     honest_last: int = Field(2, ge=0)
     allow_majority: bool = False
+    collude: bool = Field(False, description="attackers of a stage draw the same random numbers")
+    poison_self: bool = Field(
+        False,
+        description="gradients: an attacker corrupts what it received before its own backward pass,"
+        " so that its own update and what it sends both follow from the lie",
+    )
 
 
 class Seeds(Frozen):
@@ -345,16 +353,23 @@ def _inline(value: Any) -> str:
     """Return a value on one line, so that YAML reads the same value back."""
     import yaml
 
+    if isinstance(value, str) and set(value) & set(",[]{}'\""):
+        return json.dumps(value)
     text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"))
     return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas that stand outside of brackets and braces."""
-    parts, depth, current = [], 0, ""
-    for char in text:
-        depth += (char in "[{") - (char in "]}")
-        if char == "," and depth == 0:
+    """Split at commas that stand outside of brackets, braces and quotes."""
+    parts, depth, current, quote = [], 0, "", ""
+    for before, char in pairwise(f" {text}"):
+        if char == quote:
+            quote = ""
+        elif not quote and char in "'\"" and before in "= [{,:":
+            quote = char
+        if not quote:
+            depth += (char in "[{") - (char in "]}")
+        if char == "," and depth == 0 and not quote:
             parts.append(current)
             current = ""
         else:

@@ -1,8 +1,8 @@
 """Names to plugin classes, loaded when they are asked for.
 
-Built-in names are listed in `sentinel_bench.attacks` and `sentinel_bench.defenses`; other packages
-add theirs through the entry-point groups `sentinel_bench.attacks` and `sentinel_bench.defenses`,
-and are then called `package/name`.
+Built-in names are listed in `sentinel_bench.attacks`, `.defenses` and `.aggregators`; other
+packages add theirs through the entry-point groups of the same names, and are then called
+`package/name`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from sentinel_bench.api import Attack, Defense, Plugin, ResponseParams
+from sentinel_bench.aggregators import AGGREGATORS
+from sentinel_bench.api import (
+    Aggregator,
+    AggregatorParams,
+    Attack,
+    Defense,
+    Plugin,
+    ResponseParams,
+)
 from sentinel_bench.attacks import ATTACKS
 from sentinel_bench.config import Component, Frozen, build
 from sentinel_bench.defenses import DEFENSES
@@ -30,7 +38,7 @@ class Registry(Generic[T]):
     """The plugins of one kind.
 
     Args:
-        kind: "attack" or "defense", for messages.
+        kind: "attack", "defense" or "aggregator", for messages.
         base: class that every plugin must extend.
         settings: class that the parameters of every plugin must extend.
         builtins: name to "module:Class".
@@ -97,7 +105,10 @@ class Registry(Generic[T]):
             ConfigError: an unknown or impossible parameter.
         """
         plugin = self.get(component.name)
-        return build(plugin.Params, component.params, f"{self.kind} {component.name}")
+        params = build(plugin.Params, component.params, f"{self.kind} {component.name}")
+        for inner in plugin.wraps(params):
+            self.params(inner)
+        return params
 
     def create(self, component: Component) -> T:
         """Return a new instance with validated parameters.
@@ -120,12 +131,15 @@ class Registry(Generic[T]):
         plugin = self.get(component.name)
         modules = {c.__module__ for c in plugin.__mro__} - _SHARED
         sources = set().union(*(module_sources(m) for m in modules))
-        return {
+        params = self.params(component)
+        identity = {
             "name": component.name,
-            "params": self.params(component).model_dump(mode="json", by_alias=True),
+            "params": params.model_dump(mode="json", by_alias=True),
             "version": plugin.version,
             "source": source_digest(sorted(sources)),
         }
+        inner = [self.identity(c) for c in plugin.wraps(params)]
+        return {**identity, "wraps": inner} if inner else identity
 
 
 def _load(target: str) -> Any:
@@ -138,4 +152,7 @@ attacks: Registry[Attack[Any]] = Registry(
 )
 defenses: Registry[Defense[Any]] = Registry(
     "defense", Defense, ResponseParams, DEFENSES, "sentinel_bench.defenses"
+)
+aggregators: Registry[Aggregator[Any]] = Registry(
+    "aggregator", Aggregator, AggregatorParams, AGGREGATORS, "sentinel_bench.aggregators"
 )

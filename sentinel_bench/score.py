@@ -5,11 +5,16 @@ than its ban. An attacker that was banned before it acted is honest here, and it
 
 * precision, recall, f1: percent, scikit-learn. Nobody acted: 100/100/100 without a ban, and
   0/100/0 with one (nothing was missed, everything banned was wrong).
+* harm_weighted_recall: percent; recall in which each attacker counts by its harm per step, signals
+  x size / (steps from its first act to its ban or the last step, inclusive). `size` is its mean of
+  |sent - x| / (|sent - x| + |x|). 100 where nobody acted; None in records without `tamper` rows.
 * false_bans_per_1000: false bans per 1000 worker-steps = honest workers x steps after warm-up.
 * detection_steps: ban step - act step + 1 over the attackers that acted and were banned.
 * validation_loss, perplexity: the last evaluation. excess_loss: less that of the paired run with
   no attack and no defense; None without one, and for a run that ended early.
 * undetected_damage: excess_loss if recall < 50, else 0.
+* attack_success_rate, attack_success_base: percent, how often a backdoor's trigger is followed by
+  its target, at the end and after the honest warm-up; mean over the triggers, None without one.
 * tokens_per_second: tokens trained after warm-up over the seconds of these steps. What a rank
   contributes while it is left out, and a step that is skipped, do not count. relative_tps: over
   that of the paired run; one measurement of one run, so benchmarks/step.py is the better guide.
@@ -39,6 +44,7 @@ from typing import Any
 from sentinel_bench.soundness import (
     Row,
     Worker,
+    attackers_of,
     finite,
     is_number,
     planned,
@@ -54,9 +60,11 @@ FALSE_BAN_TOLERANCE = 0.01  # share of the workers, where nobody acted
 RECALL_FLOOR = 50.0  # percent; damage below it went undetected
 
 METRICS = (
-    *("precision", "recall", "f1", "attackers", "acted", "banned", "false_bans"),
+    *("precision", "recall", "harm_weighted_recall", "f1"),
+    *("attackers", "acted", "banned", "false_bans"),
     *("false_bans_per_1000", "detection_steps_mean", "detection_steps_median"),
     *("validation_loss", "perplexity", "excess_loss", "undetected_damage", "diverged"),
+    *("attack_success_rate", "attack_success_base"),
     *("tokens_per_second", "relative_tps", "capacity", "skipped_steps", "amnesties"),
     "state_bytes",
 )
@@ -72,7 +80,7 @@ def score(events: Sequence[Row]) -> dict[str, Any]:
     wrong = problem(events)
     if wrong is not None:
         return {"outcome": "invalid", "reason": wrong, **scores}
-    scores |= _workers(events) | _speed(events) | _signals(events)
+    scores |= _workers(events) | _speed(events) | _signals(events) | _backdoor(events)
     scores |= _damage(events, scores["recall"])
     reasons = _broken(events, scores)
     outcome = "broken" if reasons else "defended"
@@ -93,7 +101,7 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
     cell = config["cell"]
     scenario = dict(cell["scenario"])
     seeds, track = scenario.pop("seeds"), scenario.pop("track")
-    mode = scenario["threat"]["mode"]
+    mode, knowledge = _threat(events)
     setting = scenario | {"threat": {k: v for k, v in scenario["threat"].items() if k != "mode"}}
     return {
         "schema": 1,
@@ -102,7 +110,8 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
         "cell": {
             "track": track,
             "attack": Component.model_validate(cell["attack"]).label(),
-            "mode": mode,
+            "mode": mode or scenario["threat"]["mode"],
+            "knowledge": knowledge,
             "defense": Component.model_validate(cell["defense"]).label(),
             "code": digest(_code(config.get("identity", {}))),
             "tuned": {} if "values" in cell["defense"]["params"] else cell.get("tuned", {}),
@@ -120,6 +129,22 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
         "provenance": dict(provenance),
         "commands": list(config.get("commands", [])),
     }
+
+
+def _threat(events: Sequence[Row]) -> tuple[str, str]:
+    """Return the mode of all attackers, "mixed" if they differ, and all that they know together.
+
+    Empty where the record does not say.
+    """
+    from sentinel_bench.api import Knowledge, tier
+
+    rows = attackers_of(events)
+    modes = {row["mode"] for row in rows if "mode" in row}
+    mode = "mixed" if len(modes) > 1 else "".join(modes)
+    if not rows or any(not row.get("knowledge") for row in rows):
+        return mode, ""
+    words = {word for row in rows for word in row["knowledge"].split("+")}
+    return mode, tier([known for known in Knowledge if known.value in words])
 
 
 def _code(identity: Row) -> dict[str, Any]:
@@ -195,6 +220,7 @@ def _workers(events: Sequence[Row]) -> dict[str, Any]:
     thinnest = max(Counter(stage for stage, _ in bans).values(), default=0)
     return {
         **_agreement([w in acts for w in grid], [w in bans for w in grid]),
+        "harm_weighted_recall": _harm_weighted(events, acts, bans),
         "attackers": len(planned(start)),
         "acted": len(acts),
         "banned": len(bans),
@@ -221,6 +247,35 @@ def _agreement(truth: list[bool], banned: list[bool]) -> dict[str, float]:
     )
     percent = {"precision": precision, "recall": recall, "f1": f1}
     return {name: 100 * float(value) for name, value in percent.items()}
+
+
+def _harm_weighted(
+    events: Sequence[Row], acts: dict[Worker, int], bans: dict[Worker, int]
+) -> float | None:
+    tampers = {worker_of(row): row for row in rows_of(events, "tamper")}
+    if not acts:
+        return 100.0
+    if not tampers:
+        return None
+    last = max((row["step"] for row in rows_of(events, "step")), default=0)
+    harm = {
+        worker: tampers[worker]["signals"]
+        * tampers[worker]["size"]
+        / (bans.get(worker, max(last, step)) - step + 1)
+        for worker, step in acts.items()
+    }
+    found = math.fsum(harm[worker] for worker in acts.keys() & bans.keys())
+    share = _ratio(found, math.fsum(harm.values()))
+    return None if share is None else 100 * share
+
+
+def _backdoor(events: Sequence[Row]) -> dict[str, Any]:
+    rows = rows_of(events, "trigger")
+    names = {"attack_success_rate": "rate", "attack_success_base": "base"}
+    return {
+        name: 100 * statistics.fmean(row[key] for row in rows) if rows else None
+        for name, key in names.items()
+    }
 
 
 def _damage(events: Sequence[Row], recall: float) -> dict[str, Any]:

@@ -47,10 +47,19 @@ def _pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2 and all(map(_count, value))
 
 
+def _share(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= 1
+
+
 def _attackers(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(
-        isinstance(a, Mapping) and _count(a.get("stage")) and _count(a.get("replica"))
-        for a in value
+    return isinstance(value, list | tuple) and all(map(_attacker, value))
+
+
+def _attacker(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and all(_count(value.get(key)) for key in ("stage", "replica"))
+        and all(isinstance(value.get(key, ""), str) for key in ("mode", "knowledge"))
     )
 
 
@@ -74,6 +83,8 @@ _FIELDS: dict[str, dict[str, _Check]] = {
     "act": _AT_WORKER,
     "flag": _AT_WORKER,
     "ban": _AT_WORKER,
+    "tamper": {"stage": _count, "replica": _count, "signals": _count, "size": _share},
+    "trigger": {"step": _count, "rate": _share, "base": _share},
     "exhausted": {"step": _count, "stage": _count},
     "eval": {"step": _count, "loss": _optional},
     "end": {"status": lambda value: value in ("complete", "exhausted")},
@@ -97,21 +108,27 @@ def _malformed(events: Sequence[Row]) -> str | None:
     return None
 
 
+_ONCE = {"ban": "is banned a second time", "tamper": "has a second tamper event"}
+
+
 def _contradiction(events: Sequence[Row]) -> str | None:
     """Say which row cannot be true, given the others."""
     start = start_of(events)
-    attackers = planned(start)
-    banned: set[Worker] = set()
+    attackers, acted = planned(start), acting(events)
+    seen: set[tuple[str, Worker]] = set()
     for number, row in enumerate(events, start=1):
         kind, reason = row.get("type"), None
-        if kind in ("act", "flag", "ban"):
-            reason = _misplaced(row, start)
-            if kind == "act" and worker_of(row) not in attackers:
+        if kind in ("act", "flag", "ban", "tamper"):
+            worker, reason = worker_of(row), _outside(row, start)
+            if kind != "tamper":
+                reason = reason or _misplaced(row, start)
+            if kind == "act" and worker not in attackers:
                 reason = reason or "acted, but is no attacker"
-            if kind == "ban" and worker_of(row) in banned:
-                reason = reason or "is banned a second time"
-            if kind == "ban":
-                banned.add(worker_of(row))
+            if kind == "tamper" and worker not in acted:
+                reason = reason or "never acted"
+            if kind in _ONCE and (kind, worker) in seen:
+                reason = reason or _ONCE[kind]
+            seen.add((kind, worker))
         elif kind == "step" and any(
             f > c for f, c in zip(row["flagged"], row["checked"], strict=True)
         ):
@@ -126,9 +143,13 @@ def _contradiction(events: Sequence[Row]) -> str | None:
     return None
 
 
-def _misplaced(row: Row, start: Row) -> str | None:
+def _outside(row: Row, start: Row) -> str | None:
     if row["stage"] >= start["stages"] or row["replica"] >= start["replicas"]:
         return f"is outside of the grid of {start['stages']} x {start['replicas']}"
+    return None
+
+
+def _misplaced(row: Row, start: Row) -> str | None:
     if row["step"] >= start["steps"]:
         return f"at step {row['step']} of {start['steps']}"
     if row["step"] < start["warmup_steps"]:
@@ -137,7 +158,7 @@ def _misplaced(row: Row, start: Row) -> str | None:
 
 
 def _incomplete(events: Sequence[Row]) -> str | None:
-    """Say which steps or evaluations are missing, or that the paired run says nothing."""
+    """Say which steps, evaluations or tamper rows are missing, or that the paired run is void."""
     start, steps = start_of(events), sorted(row["step"] for row in rows_of(events, "step"))
     expected = len(steps) if rows_of(events, "exhausted") else start["steps"]
     if len(steps) != expected or steps != list(range(expected)) or expected > start["steps"]:
@@ -150,6 +171,9 @@ def _incomplete(events: Sequence[Row]) -> str | None:
     for baseline in rows_of(events, "baseline"):
         if not finite(baseline["validation_loss"]):
             return "baseline: its validation loss is not finite"
+    tampered = {worker_of(row) for row in rows_of(events, "tamper")}
+    if tampered and acting(events) - tampered:
+        return f"incomplete: no tamper event of worker {min(acting(events) - tampered)}, who acted"
     return None
 
 
@@ -171,6 +195,17 @@ def worker_of(row: Row) -> Worker:
 def planned(start: Row) -> set[Worker]:
     """Return the attackers of a start event."""
     return {worker_of(attacker) for attacker in start["attackers"]}
+
+
+def acting(events: Sequence[Row]) -> set[Worker]:
+    """Return the workers that sent a corrupted signal at some time."""
+    return {worker_of(row) for row in rows_of(events, "act")}
+
+
+def attackers_of(events: Sequence[Row]) -> Sequence[Row]:
+    """Return the attackers of the start event; none if there is no such row of a sound form."""
+    found = next((row.get("attackers") for row in rows_of(events, "start")), None)
+    return found if _attackers(found) else []  # type: ignore[return-value]
 
 
 def finite(value: Any) -> bool:

@@ -6,34 +6,44 @@ Nothing here knows the defense, and no defense can reach it: the pipeline's tamp
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from sentinel_bench import registry
+from sentinel_bench.api import tier
 from sentinel_bench.config import Component, Mode, Scenario
 
 
 @dataclass(frozen=True, slots=True)
 class Attacker:
-    """One malicious worker. `rate` is the share of the steps, from `start` on, in which it acts."""
+    """One malicious worker.
+
+    Attributes:
+        mode: in which direction it acts; "update" for an attack on weights.
+        rate: share of the steps, from `start` on, in which it acts.
+        poison_self: see `ThreatConfig`.
+    """
 
     stage: int
     replica: int
     start: int
     attack: Component
-    mode: Mode
+    mode: Mode | Literal["update"]
     seed: int
     rate: float = 1.0
+    poison_self: bool = False
 
     def record(self) -> dict[str, Any]:
         """Return the row of the ground truth for the record."""
         row = asdict(self)
         row["attack"], row["params"] = self.attack.name, self.attack.params
+        row["knowledge"] = tier(registry.attacks.create(self.attack).needs())
         return row
 
 
 def place(scenario: Scenario, attack: Component) -> tuple[Attacker, ...]:
-    """Draw the attackers of a cell from the threat seed: workers first, then their starts.
+    """Draw the attackers of a cell from the threat seed: workers, their starts, what each does.
 
     The same seed gives the same workers and starts for every attack and every defense.
 
@@ -56,18 +66,24 @@ def place(scenario: Scenario, attack: Component) -> tuple[Attacker, ...]:
     if threat.schedule == "single":
         workers = workers[:1]
     starts = _starts(scenario, len(workers), rng)
-    return tuple(
-        Attacker(
-            stage=stage,
-            replica=replica,
-            start=start,
-            attack=attack,
-            mode=threat.mode,
-            seed=_seed(scenario, stage, replica),
-            rate=threat.rate if threat.schedule == "rate" else 1.0,
+    dealer = np.random.default_rng([scenario.seeds.threat, 2])
+    attackers = []
+    for (stage, replica), start in sorted(zip(workers, starts, strict=True)):
+        component, mode = registry.attacks.get(attack.name).deal(attack, threat.mode, dealer)
+        on_weights = registry.attacks.get(component.name).axis == "weights"
+        attackers.append(
+            Attacker(
+                stage=stage,
+                replica=replica,
+                start=start,
+                attack=component,
+                mode="update" if on_weights else mode,
+                seed=_seed(scenario, stage, None if threat.collude else replica),
+                rate=threat.rate if threat.schedule == "rate" else 1.0,
+                poison_self=threat.poison_self,
+            )
         )
-        for (stage, replica), start in sorted(zip(workers, starts, strict=True))
-    )
+    return tuple(attackers)
 
 
 def _starts(scenario: Scenario, n: int, rng: np.random.Generator) -> list[int]:
@@ -83,7 +99,8 @@ def _starts(scenario: Scenario, n: int, rng: np.random.Generator) -> list[int]:
     return [first] * n
 
 
-def _seed(scenario: Scenario, stage: int, replica: int) -> int:
-    """Return the seed of one worker's own random numbers."""
-    sequence = np.random.SeedSequence([scenario.seeds.threat, 1, stage, replica])
+def _seed(scenario: Scenario, stage: int, replica: int | None) -> int:
+    """Return the seed of a worker's random numbers; without a replica, of a stage's colluders."""
+    place = [stage] if replica is None else [stage, replica]
+    sequence = np.random.SeedSequence([scenario.seeds.threat, 1, *place])
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -33,6 +33,20 @@ def act(step: int, stage: int, replica: int) -> dict[str, Any]:
     return worker("act", step, stage, replica, direction="activation")
 
 
+def tamper(stage: int, replica: int, signals: int, size: float) -> dict[str, Any]:
+    return {
+        "type": "tamper",
+        "stage": stage,
+        "replica": replica,
+        "signals": signals,
+        "size": size,
+    }
+
+
+def trigger(rate: float, base: float) -> dict[str, Any]:
+    return {"type": "trigger", "step": STEPS - 1, "rate": rate, "base": base}
+
+
 def log(
     *rows: dict[str, Any],
     attackers: tuple[tuple[int, int], ...] = ((1, 0), (1, 1), (2, 3)),
@@ -109,6 +123,66 @@ def test_damage_and_speed_by_hand() -> None:
 def test_half_of_the_attackers_found_is_no_undetected_damage() -> None:
     found = score(log(act(5, 1, 0), act(5, 1, 1), ban(6, 1, 0)))
     assert found["recall"] == 50 and found["undetected_damage"] == 0
+
+
+def test_harm_weighted_recall_by_hand() -> None:
+    # (1, 0) acts at step 5 and is banned at 8: 3 signals of size .5 in 4 steps, .375 a step.
+    # (1, 1) acts at 6 and is never banned: 10 of size .75 in steps 6 to 9, 1.875 a step.
+    # (2, 3) is banned in the step of its first signal: 1 of size 1, 1 a step.
+    # Found: .375 + 1 of 3.25, 42.307... percent. The honest ban (0, 0) has no part in it.
+    rows = [act(5, 1, 0), act(6, 1, 1), act(7, 2, 3), ban(8, 1, 0), ban(7, 2, 3), ban(6, 0, 0)]
+    harm = [tamper(1, 0, 3, 0.5), tamper(1, 1, 10, 0.75), tamper(2, 3, 1, 1.0)]
+    found = score(log(*rows, *harm))
+    assert found["harm_weighted_recall"] == pytest.approx(100 * 1.375 / 3.25)
+    assert found["recall"] == pytest.approx(200 / 3)
+    # All found, in equal shares of a number that binary fractions cannot hold: still 100.
+    rows = [act(5, 1, 0), ban(7, 1, 0)]
+    assert score(log(*rows, tamper(1, 0, 7, 0.1)))["harm_weighted_recall"] == 100
+
+
+def test_in_a_run_that_ends_early_harm_is_counted_up_to_its_last_step() -> None:
+    # It ends with step 6. (1, 0) acts in both steps from 5, 2 x .5 / 2 = .5 a step; (2, 3) is
+    # banned at 6: 1 x 1 / 1. Found: 1 of 1.5.
+    rows = [act(5, 1, 0), act(6, 2, 3), ban(6, 2, 3), tamper(1, 0, 2, 0.5), tamper(2, 3, 1, 1.0)]
+    end = [ban(6, 0, r) for r in range(4)] + [{"type": "exhausted", "step": 6, "stage": 0}]
+    found = score(log(*rows, *end, steps=7, status="exhausted"))
+    assert found["harm_weighted_recall"] == pytest.approx(200 / 3)
+    # An act that the record has after its last step does no harm to the arithmetic.
+    late = [act(8, 1, 0), tamper(1, 0, 2, 0.5)]
+    found = score(log(*late, *end, steps=7, status="exhausted"))
+    assert found["harm_weighted_recall"] == 0
+
+
+def test_harm_weighted_recall_where_there_is_nothing_to_weigh() -> None:
+    assert score(log())["harm_weighted_recall"] == 100
+    assert score(log(ban(5, 1, 0)))["harm_weighted_recall"] == score(log())["recall"] == 100
+    # Acted only after its ban: an honest worker here, so that nobody acted.
+    late = [ban(5, 1, 0), act(6, 1, 0)]
+    assert score(log(*late, tamper(1, 0, 1, 1.0)))["harm_weighted_recall"] == 100
+    # Records of an older version have no tamper rows.
+    old = score(log(act(5, 1, 0), ban(5, 1, 0)))
+    assert (old["harm_weighted_recall"], old["recall"], old["outcome"]) == (None, 100, "defended")
+    # Every lie rounds to nothing.
+    assert score(log(act(5, 1, 0), tamper(1, 0, 3, 0.0)))["harm_weighted_recall"] is None
+
+
+def test_backdoor_success_by_hand() -> None:
+    found = score(log(trigger(0.75, 0.125)))
+    assert (found["attack_success_rate"], found["attack_success_base"]) == (75, 12.5)
+    found = score(log(trigger(0.75, 0.125), trigger(0.25, 0.0)))
+    assert (found["attack_success_rate"], found["attack_success_base"]) == (50, 6.25)
+    found = score(log())
+    assert (found["attack_success_rate"], found["attack_success_base"]) == (None, None)
+
+
+def test_an_attack_on_weights_moves_no_signal_count_and_is_sound() -> None:
+    rows = log(act(5, 1, 0) | {"direction": "update"}, tamper(1, 0, 5, 0.5))
+    for row in rows:
+        if row["type"] == "step":
+            row["checked"], row["flagged"] = [10, 0], [0, 0]
+    found = score(rows)
+    assert (found["outcome"], found["acted"], found["recall"]) == ("defended", 1, 0)
+    assert found["flags"]["tampered_checked"] == 0 and found["flags"]["true_flag_rate"] is None
 
 
 def test_signals_by_hand() -> None:
@@ -244,6 +318,29 @@ INVALID = {
     "ban after the end": (log(ban(10, 1, 0)), "step 10 of 10"),
     "flag in warm-up": (log(worker("flag", 0, 1, 0)), "warm-up"),
     "act of an honest worker": (log(act(5, 0, 0)), "no attacker"),
+    "tamper of one who never acted": (
+        log(act(5, 1, 0), tamper(1, 0, 1, 0.5), tamper(1, 1, 1, 0.5)),
+        r"worker \(1, 1\) never acted",
+    ),
+    "two tamper rows": (
+        log(act(5, 1, 0), tamper(1, 0, 1, 0.5), tamper(1, 0, 1, 0.5)),
+        r"worker \(1, 0\) has a second tamper",
+    ),
+    "tamper outside": (log(act(5, 1, 0), tamper(1, 4, 1, 0.5)), r"worker \(1, 4\).*outside"),
+    "tamper row missing": (
+        log(act(5, 1, 0), act(5, 1, 1), tamper(1, 0, 1, 0.5)),
+        r"no tamper event of worker \(1, 1\)",
+    ),
+    "size above one": (log(act(5, 1, 0), tamper(1, 0, 1, 1.5)), r"\(tamper\): size is 1.5"),
+    "size below zero": (log(act(5, 1, 0), tamper(1, 0, 1, -0.5)), r"\(tamper\): size is -0.5"),
+    "size not a number": (log(act(5, 1, 0), tamper(1, 0, 1, math.nan)), "size is nan"),
+    "half a signal": (log(act(5, 1, 0), tamper(1, 0, 0.5, 0.5)), "signals is 0.5"),  # type: ignore[arg-type]
+    "success above one": (log(trigger(1.5, 0.0)), r"\(trigger\): rate is 1.5"),
+    "base below zero": (log(trigger(0.5, -0.1)), r"\(trigger\): base is -0.1"),
+    "knowledge no text": (
+        [{**log()[0], "attackers": [{"stage": 1, "replica": 0, "knowledge": 3}]}, *log()[1:]],
+        "malformed: .*attackers",
+    ),
     "two bans": (log(ban(5, 1, 0), ban(6, 1, 0)), "second time"),
     "attacker outside": (log(attackers=((9, 0),)), "outside"),
     "more flagged than checked": (
@@ -275,6 +372,7 @@ FULL = log(
     *(act(5, 1, 0), act(5, 1, 1), act(6, 2, 3), ban(5, 1, 0), ban(8, 1, 1), ban(6, 0, 0)),
     worker("flag", 5, 1, 0, direction="activation", tampered=True, statistics={"l1": [1, 0, 2]}),
     {"type": "amnesty", "step": 6, "stage": 1, "direction": "activation", "replicas": 3},
+    *(tamper(1, 0, 3, 0.5), tamper(1, 1, 4, 0.25), tamper(2, 3, 1, 1.0), trigger(0.5, 0.25)),
 )
 JUNK = st.one_of(
     st.none(),
@@ -351,6 +449,46 @@ def test_a_result_names_its_cell() -> None:
     assert found["scores"] == score(FULL)
     assert found["commands"] == ["sentinel-bench x"]
     json.dumps(found, allow_nan=False)
+
+
+def dealt(*attackers: dict[str, Any]) -> Events:
+    """A run whose attackers say these things of themselves."""
+    first, *rest = log()
+    who = [{"stage": 1, "replica": r} | attacker for r, attacker in enumerate(attackers)]
+    return [first | {"attackers": who}, *rest]
+
+
+@pytest.mark.parametrize(
+    "attackers, mode, knowledge",
+    [
+        ([{"mode": "both", "knowledge": "own"}] * 2, "both", "own"),
+        ([{"mode": "update", "knowledge": "honest+detector"}], "update", "honest+detector"),
+        (
+            [
+                {"mode": "gradient", "knowledge": "model"},
+                {"mode": "both", "knowledge": "colluders+honest"},
+                {"mode": "both", "knowledge": "own"},
+            ],
+            "mixed",
+            "colluders+honest+model",
+        ),
+        ([{"mode": "both"}], "both", ""),
+        ([{"mode": "both", "knowledge": "own"}, {"mode": "both"}], "both", ""),
+        ([{"mode": 3, "knowledge": "own"}], "activation", ""),
+        ([{}], "activation", ""),
+        ([], "activation", ""),
+    ],
+)
+def test_mode_and_knowledge_are_those_of_all_attackers(
+    attackers: list[dict[str, Any]], mode: str, knowledge: str
+) -> None:
+    found = result(config(), dealt(*attackers), {})["cell"]
+    assert (found["mode"], found["knowledge"]) == (mode, knowledge)
+
+
+def test_a_run_that_failed_before_its_start_has_the_mode_of_its_settings() -> None:
+    found = result(config(), [ERROR, log()[-1]], {})["cell"]
+    assert (found["mode"], found["knowledge"]) == ("activation", "")
 
 
 def test_the_scenario_of_a_result_does_not_hold_seeds() -> None:

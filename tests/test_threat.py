@@ -87,7 +87,8 @@ def test_the_record_of_an_attacker_is_plain():
     row = placed()[0].record()
     assert (row["attack"], row["params"]) == ("random-value", {"scale": 2})
     assert set(row) == {
-        "stage", "replica", "start", "attack", "params", "mode", "seed", "rate",
+        "stage", "replica", "start", "attack", "params", "mode", "seed", "rate", "poison_self",
+        "knowledge",
     }  # fmt: skip
 
 

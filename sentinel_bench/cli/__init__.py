@@ -9,10 +9,12 @@ import click
 
 from sentinel_bench import __version__
 from sentinel_bench.cli.calibrate import calibrate
+from sentinel_bench.cli.docs import docs
 from sentinel_bench.cli.leaderboard import leaderboard
 from sentinel_bench.cli.run import run
 from sentinel_bench.cli.score import score
 from sentinel_bench.cli.show import list_, show
+from sentinel_bench.cli.sweep import sweep
 from sentinel_bench.errors import SentinelBenchError
 
 
@@ -25,7 +27,7 @@ def cli() -> None:
     """
 
 
-for command in (run, list_, show, score, calibrate, leaderboard):
+for command in (run, sweep, list_, show, score, calibrate, leaderboard, docs):
     cli.add_command(command)
 
 

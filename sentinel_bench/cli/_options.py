@@ -1,4 +1,4 @@
-"""Options that decide about the scenario, shared by `run` and `calibrate`."""
+"""Options that several commands share: the scenario, attacks and defenses, how cells are run."""
 
 from __future__ import annotations
 
@@ -96,6 +96,35 @@ def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def cell_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add attacks, defenses and the options of a scenario to a click command."""
+    command = scenario_options(command)
+    for kind in ("defense", "attack"):
+        text = "NAME or NAME:key=value,...; repeatable"
+        command = click.option(f"--{kind}", f"{kind}s", multiple=True, help=text)(command)
+    return command
+
+
+def execution_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add where cells are recorded, how they are run, and what is printed, to a click command."""
+    options = [
+        click.option(
+            "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
+            help="folder of the run folders",
+        ),
+        click.option(
+            "--threads", type=click.IntRange(1), help="threads of torch  [default: its choice]"
+        ),
+        click.option(
+            "--dry-run", is_flag=True, help="print the resolved configuration and stop"
+        ),
+        click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table"),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def read_file(path: Path | None) -> RunFile:
     """Read a YAML file of settings.
 
@@ -178,6 +207,38 @@ def components(given: Sequence[str], from_file: str | list[str]) -> list[Compone
     """Return the components named by flags, else by the file; each once."""
     texts = list(given) or ([from_file] if isinstance(from_file, str) else from_file)
     return list({c.label(): c for c in map(Component.parse, texts)}.values())
+
+
+def chosen(file: RunFile, options: dict[str, Any]) -> tuple[list[Component], list[Component]]:
+    """Return the attacks and the defenses named by flags, else by the file.
+
+    Raises:
+        ConfigError: there is none, or one is not `name:key=value`.
+    """
+    attacks = components(options["attacks"], file.attack)
+    defenses = components(options["defenses"], file.defense)
+    if not attacks or not defenses:
+        raise ConfigError(
+            "name at least one --attack and one --defense ('none' is one of each); "
+            "see 'sentinel-bench list attacks' and 'list defenses'"
+        )
+    return attacks, defenses
+
+
+def tuned(track: str, scenario: Scenario, defenses: Sequence[Component]) -> dict[str, Any]:
+    """Return the settings that the track has found for each defense, by name.
+
+    Says so on stderr where they were found for other settings than those of the scenario.
+    """
+    found = {d.name: tracks.tuned(track, d) for d in defenses}
+    foreign = {d.name for d in defenses if found[d.name] and "values" not in d.params}
+    for name in sorted(foreign) if scenario.track != track else ():
+        click.echo(
+            f"note: {name} uses the fences found for track {track}; for other settings, "
+            f"'sentinel-bench calibrate' finds others",
+            err=True,
+        )
+    return found
 
 
 def _corpus(text: str) -> dict[str, Any]:

@@ -1,17 +1,22 @@
-"""What the commands share: progress on stderr, tables and JSON on stdout."""
+"""What the commands share: progress on stderr, plans, tables and JSON on stdout."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import time
 from typing import Any
 
 import click
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sentinel_bench.suite import Finished
+from sentinel_bench import registry
+from sentinel_bench.config import Cell
+from sentinel_bench.suite import Finished, Plan
 
 PLAIN_WIDTH = 140
 """Width of a table where there is no terminal."""
@@ -22,6 +27,34 @@ PLAIN_EVERY = 5.0
 def print_json(data: Any) -> None:
     """Print data for another program."""
     click.echo(json.dumps(data, indent=2, allow_nan=False))
+
+
+def command() -> str:
+    """Return what the user typed."""
+    return shlex.join(["sentinel-bench", *sys.argv[1:]])
+
+
+def print_plan(plan: Plan, *, as_json: bool) -> None:
+    """Print what would be run: the scenario, the seeds, and the cells with all their settings."""
+    scenario = plan.groups[0][0]
+    data = {
+        "scenario": scenario.model_dump(mode="json"),
+        "seeds": [s.seeds.model_dump() for s, _ in plan.groups],
+        "cells": [_describe(cell) for cell in plan.groups[0][1]],
+    }
+    if as_json:
+        print_json(data)
+    else:
+        click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
+
+
+def _describe(cell: Cell) -> dict[str, Any]:
+    attack = registry.attacks.params(cell.attack)
+    defense = registry.defenses.params(cell.resolved_defense)
+    return {
+        "attack": {"name": cell.attack.name, **attack.model_dump(mode="json", by_alias=True)},
+        "defense": {"name": cell.defense.name, **defense.model_dump(mode="json", by_alias=True)},
+    }
 
 
 def stdout() -> Console:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import ValidationError
 from rich.table import Table
 
 from sentinel_bench import registry, tracks
@@ -17,6 +16,7 @@ from sentinel_bench.data.corpora import CORPORA
 from sentinel_bench.errors import PluginError, RunError
 from sentinel_bench.models.presets import PRESETS
 from sentinel_bench.record import find_runs, read_config, read_result
+from sentinel_bench.reference import describe, knowledge
 
 Rows = list[dict[str, Any]]
 _RUN = ("track", "attack", "defense", "seed", "outcome", "f1", "validation_loss")
@@ -65,7 +65,7 @@ def show(kind: str, name: str, as_json: bool) -> None:
     plugin: type[Plugin[Any]] = (
         registry.attacks.get(name) if kind == "attack" else registry.defenses.get(name)
     )
-    data = _describe(plugin)
+    data = describe(plugin)
     if as_json:
         _output.print_json(data)
         return
@@ -75,46 +75,6 @@ def show(kind: str, name: str, as_json: bool) -> None:
     click.echo("parameters" if parameters else "parameters none")
     for p in parameters:
         click.echo(f"  {p['name']} = {p['default']}   {p['type']}; {p['description']}")
-
-
-def _describe(plugin: type[Plugin[Any]]) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "name": plugin.name,
-        "summary": (plugin.__doc__ or "").split("\n")[0],
-        "goal": plugin.goal,
-        "formula": plugin.formula,
-        "source": plugin.source,
-    }
-    if issubclass(plugin, Attack):
-        data["knowledge"] = str(plugin.knowledge)
-        data["adaptive"] = "yes" if plugin.adaptive else "no"
-    try:
-        params = plugin.Params()
-    except ValidationError:  # a parameter has to be given
-        params = plugin.Params.model_construct()
-    defaults = params.model_dump(mode="json", by_alias=True)
-    schema = plugin.Params.model_json_schema(by_alias=True).get("properties", {})
-    data["parameters"] = [
-        {
-            "name": name,
-            "default": defaults.get(name, "required"),
-            "type": _type(schema[name]),
-            "description": schema[name].get("description", ""),
-        }
-        for name in schema
-    ]
-    return data
-
-
-def _type(field: dict[str, Any]) -> str:
-    """Return the type of a parameter, in words."""
-    if "enum" in field:
-        return "one of " + ", ".join(map(str, field["enum"]))
-    if "$ref" in field or "allOf" in field:
-        return "number, or .activation and .gradient"
-    bounds = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
-    limits = " and ".join(f"{sign} {field[key]:g}" for key, sign in bounds.items() if key in field)
-    return f"{field.get('type', 'value')} {limits}".strip()
 
 
 def _plugins(reg: registry.Registry[Any]) -> Rows:
@@ -127,7 +87,10 @@ def _plugins(reg: registry.Registry[Any]) -> Rows:
             continue
         row = {"name": name, "does": (plugin.__doc__ or "").split("\n")[0]}
         if issubclass(plugin, Attack):
-            row |= {"knowledge": plugin.knowledge, "adaptive": "yes" if plugin.adaptive else "no"}
+            row |= {
+                "knowledge": knowledge(plugin),
+                "adaptive": "yes" if plugin.adaptive else "no",
+            }
         rows.append(row | {"source": plugin.source})
     return rows
 

@@ -15,6 +15,7 @@ from sentinel_bench.errors import ConfigError
 NUMBERS = (
     *("precision", "recall", "f1", "detection_steps_mean", "false_bans", "validation_loss"),
     *("excess_loss", "relative_tps", "acted", "attackers", "capacity"),
+    *("harm_weighted_recall", "undetected_damage", "attack_success_rate", "attack_success_base"),
 )
 _SEEDS = ("model", "data", "threat")
 _TRACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes the name of a folder
@@ -22,7 +23,10 @@ _TRACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes the name o
 
 @dataclass(frozen=True)
 class Result:
-    """One cell's result, checked. `place` is its path below the folder that was searched."""
+    """One cell's result, checked. `place` is its path below the folder that was searched.
+
+    What an older result does not have yet is empty or None.
+    """
 
     place: str
     digest: str
@@ -30,6 +34,7 @@ class Result:
     track: str
     attack: str
     mode: str
+    knowledge: str
     defense: str
     tuned: str
     code: str
@@ -38,6 +43,7 @@ class Result:
     setting: str
     outcome: str
     reason: str
+    diverged: bool
     scores: Mapping[str, float | None]
     versions: tuple[tuple[str, str], ...]
     commands: tuple[str, ...]
@@ -117,6 +123,7 @@ def _parse(place: str, data: Any) -> Result:
         track=track,
         attack=attack,
         mode="" if attack == "none" else _text(cell, "mode"),
+        knowledge=_text(cell, "knowledge", optional=True),
         defense=_text(cell, "defense"),
         code=str(cell.get("code", "")),
         tuned=json.dumps(cell.get("tuned") or {}, sort_keys=True),
@@ -125,6 +132,7 @@ def _parse(place: str, data: Any) -> Result:
         setting=_setting(cell.get("setting")),
         outcome=outcome,
         reason=_text(scores, "reason", optional=True),
+        diverged=scores.get("diverged") is True,
         scores={name: _number(scores, name) for name in NUMBERS},
         versions=_versions(data.get("provenance")),
         commands=_commands(data.get("commands")),

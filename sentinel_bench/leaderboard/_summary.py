@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sentinel_bench.errors import ConfigError, nearest
+from sentinel_bench.leaderboard._damage import defenses
 from sentinel_bench.leaderboard._read import NUMBERS, Result, read
 
 # Student's t for 1 to 30 degrees of freedom: the textbook two-sided 95 % values.
@@ -28,7 +29,8 @@ def summarize(results: Sequence[Path], track: str | None = None) -> dict[str, An
 
     Returns:
         `problems`: files left out, each with `path` and `reason`; `tracks`: for each track
-        `settings`, `seeds` (the most that a row has), `rows`, `notes`, `versions`, `commands`.
+        `settings`, `seeds` (the most that a row has), `rows`, `defenses` (see `_damage.defenses`),
+        `notes`, `versions`, `commands`.
 
     Raises:
         ConfigError: a path does not exist, or there is no usable result (of the track).
@@ -85,6 +87,7 @@ def _track(results: list[Result]) -> dict[str, Any]:
         ],
         "seeds": most,
         "rows": rows,
+        "defenses": defenses(kept, list(settings)),
         "notes": notes,
         "versions": _versions(kept),
         "commands": sorted({command for item in kept for command in item.commands}),
@@ -147,11 +150,13 @@ def _row(results: list[Result], scenarios: list[str]) -> dict[str, Any]:
         "defense": first.defense,
         "attack": first.attack,
         "mode": first.mode,
+        "knowledge": ", ".join(sorted({item.knowledge for item in results} - {""})),
         "tuned": sorted({item.tuned for item in results} - {"{}"}),
         "setting": scenarios.index(first.scenario) + 1,
         "seeds": [dict(zip(("model", "data", "threat"), r.seeds, strict=True)) for r in results],
         "n": len(valid),
         "metrics": values,
+        "diverged": sum(item.diverged for item in valid),
         "outcomes": {name: outcomes[name] for name in ("defended", "broken", "invalid")},
         "invalid": invalid,
         "marks": marks,

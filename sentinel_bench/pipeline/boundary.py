@@ -29,8 +29,14 @@ class Boundary(nn.Module):
         self.index = index
         self.replicas = replicas
         self.exchange: Exchange | None = None
-        self.gradient: Tensor | None = None
+        self._passed: Tensor | None = None
+
+    @property
+    def passed(self) -> Tensor:
         """What was passed upstream in the last backward pass, in the scale of autograd."""
+        if self._passed is None:
+            raise RuntimeError("no backward pass has crossed this boundary")
+        return self._passed
 
     def forward(self, h: Tensor, taint: Tensor) -> tuple[Tensor, Tensor]:
         """Carry `h` `[replicas * batch, tokens, hidden]` and `taint` `[replicas]` downstream."""
@@ -77,7 +83,7 @@ class _Cross(torch.autograd.Function):
         grad_h, grad_taint = grads
         boundary: Boundary = ctx.boundary
         out, taint = boundary.cross(grad_h, grad_taint, backward=True)
-        boundary.gradient = out
+        boundary._passed = out
         return out, taint, None
 
 

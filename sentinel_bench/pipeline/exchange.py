@@ -6,7 +6,8 @@ any number of defenses and histories watch, so that cells can share one warm-up)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -70,37 +71,33 @@ class LiveExchange:
 
     Args:
         tamperer, inspector: the two sides.
-        on_act: called with (step, stage, replica, direction) at every tampered signal.
     """
 
-    def __init__(
-        self,
-        tamperer: Tamperer,
-        inspector: Inspector,
-        on_act: Callable[[int, int, int, Direction], None],
-    ) -> None:
+    def __init__(self, tamperer: Tamperer, inspector: Inspector) -> None:
+        self.tamperer = tamperer
         self.inspector = inspector
         self.step = 0
-        self._tamperer = tamperer
-        self._on_act = on_act
         self._received: dict[tuple[int, Direction], Tensor] = {}
 
     @property
     def idle(self) -> bool:
-        """True if there is neither an attacker nor a defense."""
-        return self._tamperer.idle and self.inspector.passive
+        """True if neither an attacker nor a defense looks at a signal."""
+        return self.tamperer.idle and self.inspector.passive
 
     def cross(
         self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
     ) -> tuple[Tensor, list[bool]]:
         """Let attackers tamper and the defense inspect; return what arrives."""
         received = self._received.get((stage, direction))
-        sent: Sent = self._tamperer.send(stage, direction, self.step, x, received)
-        for replica, tampered in enumerate(sent.tampered):
-            if tampered:
-                self._on_act(self.step, stage, replica, direction)
+        look = partial(
+            self.inspector.preview, stage, direction, self.step, received=received, tainted=tainted
+        )
+        sent: Sent = self.tamperer.send(stage, direction, self.step, x, received, look)
         out, tainted = self.inspector.inspect(stage, direction, self.step, sent, received, tainted)
-        self._received[_next_stage(stage, direction), direction] = out
+        receiver = _next_stage(stage, direction)
+        if direction == "gradient":
+            out = self.tamperer.poison(receiver, self.step, out)
+        self._received[receiver, direction] = out
         return out, tainted
 
     def end_step(self) -> None:

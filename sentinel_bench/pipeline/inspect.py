@@ -66,11 +66,7 @@ class Inspector:
             return sent.x, tainted
         intact = intact_rows(sent)
         x = sent.x if all(intact) else zero_rows(sent.x, [not i for i in intact])
-        lost = [self.ledger.lost(r) for r in range(len(intact))]
-        tested = [
-            not (t or gone or self.ledger.banned(stage, r))
-            for r, (t, gone) in enumerate(zip(tainted, lost, strict=True))
-        ]
+        tested = self._tested(stage, tainted)
         active = [t and i for t, i in zip(tested, intact, strict=True)]
         mask = row_mask(active, x)
         before = received if type(self._defense).needs_received else None
@@ -93,6 +89,26 @@ class Inspector:
             x = self._substitute(x, now, verdict.reference)
         return x, now
 
+    def preview(
+        self,
+        stage: int,
+        direction: Direction,
+        step: int,
+        x: Tensor,
+        *,
+        received: Tensor | None,
+        tainted: list[bool],
+    ) -> Verdict | None:
+        """Return what the defense would say of signals `x`, all of them readable; nothing changes.
+
+        None if it offers no statistics.
+        """
+        if self.passive:
+            return None
+        before = received if type(self._defense).needs_received else None
+        mask = row_mask(self._tested(stage, tainted), x)
+        return preview(self._defense, show(stage, direction, step, x, before, mask))
+
     def end_step(self, step: int) -> list[Ban]:
         """Close a step: fences move, workers are banned; counts and taints start anew."""
         if not self.passive:
@@ -111,6 +127,13 @@ class Inspector:
         """Return the ranks that are left out of this step's weight gradients."""
         quarantine = self.ledger.policy.quarantine
         return [(quarantine and t) or self.ledger.lost(r) for r, t in enumerate(self.tainted)]
+
+    def _tested(self, stage: int, tainted: list[bool]) -> list[bool]:
+        """Return the replicas that are tested: neither tainted, nor lost, nor banned."""
+        return [
+            not (t or self.ledger.lost(r) or self.ledger.banned(stage, r))
+            for r, t in enumerate(tainted)
+        ]
 
     def _taint(self, stage: int, direction: Direction, now: list[bool]) -> None:
         for replica, tainted in enumerate(now):
@@ -198,7 +221,21 @@ def check(defense: Defense[Any], signals: Signals) -> Verdict:
     Raises:
         PluginError: the defense raised, changed a signal, or returned something else.
     """
-    verdict = _look(defense, "check", signals)
+    return _checked(defense, "check", _look(defense, "check", signals), signals)
+
+
+def preview(defense: Defense[Any], signals: Signals) -> Verdict | None:
+    """Ask a defense what it would say, if it offers that.
+
+    Raises:
+        PluginError: as `check` does.
+    """
+    verdict = _look(defense, "preview", signals)
+    return None if verdict is None else _checked(defense, "preview", verdict, signals)
+
+
+def _checked(defense: Defense[Any], method: str, verdict: Any, signals: Signals) -> Verdict:
+    """Return the verdict that `method` gave, if it has the form of one."""
     shape = signals.active.shape
     if not (
         isinstance(verdict, Verdict)
@@ -208,7 +245,7 @@ def check(defense: Defense[Any], signals: Signals) -> Verdict:
         )
     ):
         raise PluginError(
-            f"defense {defense.name}: check must return a Verdict with bool tensors [replicas]",
+            f"defense {defense.name}: {method} must return a Verdict with bool tensors [replicas]",
             party="defense",
         )
     reference = verdict.reference

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from sentinel_bench import registry
-from sentinel_bench.api import Defense, Direction, ResponseParams, Setup
+from sentinel_bench.api import Defense, Place, ResponseParams, Setup
 from sentinel_bench.config import Cell, Component, Scenario
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
@@ -22,7 +22,7 @@ from sentinel_bench.errors import ConfigError, PluginError
 from sentinel_bench.ledger import Ledger
 from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
 from sentinel_bench.pipeline.inspect import Inspector, Log, Tally, start, state_bytes
-from sentinel_bench.pipeline.tamper import History, Tamperer, watch
+from sentinel_bench.pipeline.tamper import History, OnAct, Tamperer, watch
 from sentinel_bench.pipeline.train import StepResult, Trainer
 from sentinel_bench.threat import place
 
@@ -89,8 +89,11 @@ class Session:
             self._history,
             cell.scenario.device,
             ledger.banned,
+            _first_acts(log),
         )
-        exchange = LiveExchange(tamperer, inspector, _first_acts(log))
+        exchange = LiveExchange(tamperer, inspector)
+        triggers = tamperer.triggers(self._trainer.vocabulary)
+        before = [self._trainer.success(*trigger) for trigger in triggers]
         self._trainer.connect(exchange)
         for row in self._rows:
             log.append("step", **row)
@@ -99,6 +102,7 @@ class Session:
             started = time.perf_counter()
             exchange.step = step
             result, tally = self._trainer.step(step), inspector.tally
+            self._trainer.inject(step)
             inspector.end_step(step)
             exchange.end_step()
             log.append("step", **_step_row(step, result, tally, time.perf_counter() - started))
@@ -109,6 +113,17 @@ class Session:
                 ending = "exhausted"
                 break
         self._trainer.connect(None)
+        for (worker_stage, replica), harm in tamperer.harms().items():
+            if harm.signals:
+                log.append(
+                    "tamper",
+                    stage=worker_stage,
+                    replica=replica,
+                    signals=harm.signals,
+                    size=harm.size / harm.signals,
+                )
+        for trigger, base in zip(triggers, before, strict=True):
+            log.append("trigger", step=step, rate=self._trainer.success(*trigger), base=base)
         loss, tokens = self._trainer.evaluate()
         log.append("eval", step=step, loss=loss, tokens=tokens)
         return ending
@@ -148,11 +163,11 @@ def prepare(device: str, threads: int | None) -> int:
     return torch.get_num_threads()
 
 
-def _first_acts(log: Log) -> Callable[[int, int, int, Direction], None]:
+def _first_acts(log: Log) -> OnAct:
     """Return a function that logs the first corrupted signal of each attacker."""
     seen: set[tuple[int, int]] = set()
 
-    def on_act(step: int, stage: int, replica: int, direction: Direction) -> None:
+    def on_act(step: int, stage: int, replica: int, direction: Place) -> None:
         if (stage, replica) not in seen:
             seen.add((stage, replica))
             log.append("act", step=step, stage=stage, replica=replica, direction=direction)

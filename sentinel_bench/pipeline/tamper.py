@@ -1,24 +1,41 @@
-"""The malicious side of a boundary: attackers replace what their workers send.
+"""The malicious side: attackers replace what their workers send, contribute or hold.
 
 Holds the ground truth; nothing of it is passed on to a defense.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from functools import partial
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor
 
 from sentinel_bench import registry
-from sentinel_bench.api import Attack, AttackContext, Direction
+from sentinel_bench.api import (
+    Attack,
+    AttackContext,
+    Colluders,
+    Direction,
+    Judgement,
+    Knowledge,
+    Place,
+    Private,
+    UpdateContext,
+    Verdict,
+)
 from sentinel_bench.errors import PluginError
 from sentinel_bench.threat import Attacker
 
 Key = tuple[int, Direction, int]
+Look = Callable[[Tensor], Verdict | None]
+"""Returns what the running defense would say of signals `[replicas, batch, tokens, hidden]`."""
+OnAct = Callable[[int, int, int, Place], None]
+"""Called with step, stage, replica and place at every corrupted signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +110,34 @@ class _Copies(Sequence[Tensor]):
 
 
 def directions(mode: str) -> tuple[Direction, ...]:
-    """Return the directions in which an attacker of a mode acts."""
+    """Return the directions in which an attacker of a mode acts on signals."""
     if mode == "both":
         return ("activation", "gradient")
+    if mode == "update":
+        return ()
     return ("activation",) if mode == "activation" else ("gradient",)
+
+
+class Workplace(Protocol):
+    """A stage as the tampering side sees it, for attacks on weights."""
+
+    targets: Tensor
+    """`[replicas, batch, tokens]`"""
+    vocabulary: int
+
+    def gradient(self, replica: int) -> Tensor:
+        """Return the weight gradients `[parameters]` of a replica's own mean loss."""
+
+    def relabel(self, replica: int, targets: Tensor) -> Tensor:
+        """Return the same for other targets `[batch, tokens]`."""
+
+
+@dataclass(slots=True)
+class Harm:
+    """What one attacker has done: corrupted signals, and the sum of their sizes (see `size_of`)."""
+
+    signals: int = 0
+    size: float = 0.0
 
 
 class _Villain:
@@ -105,8 +146,10 @@ class _Villain:
     def __init__(self, attacker: Attacker, device: str) -> None:
         self.attacker = attacker
         self.attack: Attack[Any] = registry.attacks.create(attacker.attack)
+        self.knowledge = self.attack.needs()
         self.generator = torch.Generator(device).manual_seed(attacker.seed)
         self.directions = directions(attacker.mode)
+        self.harm = Harm()
         self._drawn: tuple[int, bool] = (-1, True)
 
     def awake(self, context: AttackContext) -> bool:
@@ -114,6 +157,44 @@ class _Villain:
         if self.attacker.rate < 1 and self._drawn[0] != context.step:
             self._drawn = (context.step, context.chance(self.attacker.rate))
         return self._drawn[1]
+
+    def overrides(self, method: str) -> bool:
+        """Tell whether the attack has a method of its own."""
+        return getattr(type(self.attack), method) is not getattr(Attack, method)
+
+    def act(self, method: str, given: Tensor, context: AttackContext) -> Tensor | None:
+        """Return what one method of the attack makes of `given`, None if it stays honest.
+
+        Raises:
+            PluginError: it raised, changed its input, or returned something else than a tensor.
+        """
+        if not self.awake(context):
+            return None
+        a = self.attacker
+        # A copy: whatever the attack does to it, the pipeline's own tensor stays as it is.
+        honest = given.clone()
+        version = honest._version
+        where = f"attack {a.attack.name} (step {context.step}, stage {a.stage}, replica {a.replica})"
+        try:
+            sent = getattr(self.attack, method)(honest, context)
+        except PluginError:
+            raise
+        except (Exception, SystemExit) as error:  # a plugin may raise anything
+            raise PluginError(
+                f"{where} raised {type(error).__name__}: {error}", party="attack"
+            ) from error
+        if honest._version != version:
+            raise PluginError(f"{where} changed the tensor it was given", party="attack")
+        if not isinstance(sent, Tensor):
+            raise PluginError(f"{where} returned {type(sent).__name__}, no tensor", party="attack")
+        if _readable(sent, given) and torch.equal(sent, given):
+            return None
+        return sent.detach()
+
+    def did(self, sent: Tensor, honest: Tensor) -> None:
+        """Count a corrupted signal."""
+        self.harm.signals += 1
+        self.harm.size += size_of(sent, honest)
 
 
 class Tamperer:
@@ -124,6 +205,7 @@ class Tamperer:
         history: signals of the honest warm-up; what these attackers need of it is copied.
         device: where the signals live.
         banned: tells whether a worker (stage, replica) is banned: it then sends nothing any more.
+        on_act: is told of every corrupted signal.
     """
 
     def __init__(
@@ -132,20 +214,64 @@ class Tamperer:
         history: History,
         device: str,
         banned: Callable[[int, int], bool],
+        on_act: OnAct = lambda *_: None,
     ) -> None:
         self._villains = [_Villain(a, device) for a in attackers]
         self._history = history.fork([(v.attacker, v.attack) for v in self._villains])
+        self._device = device
         self._banned = banned
+        self._on_act = on_act
+        self._malicious: dict[int, list[int]] = {}
+        for villain in self._villains:
+            a = villain.attacker
+            self._malicious.setdefault(a.stage, []).append(a.replica)
+        self._plan: dict[str, Any] = {}
+        self._poisoned: set[tuple[int, int, int]] = set()
+        self.update_stages = sorted(
+            {v.attacker.stage for v in self._villains if v.overrides("update")}
+        )
+        self.inject_stages = sorted(
+            {v.attacker.stage for v in self._villains if v.overrides("inject")}
+        )
 
     @property
     def idle(self) -> bool:
-        """True if there is no attacker at all."""
-        return not self._villains
+        """True if no attacker needs the boundaries."""
+        return not self.update_stages and not any(v.directions for v in self._villains)
+
+    def harms(self) -> dict[tuple[int, int], Harm]:
+        """Return what each attacker (stage, replica) has done."""
+        return {(v.attacker.stage, v.attacker.replica): v.harm for v in self._villains}
+
+    def triggers(self, vocabulary: int) -> list[tuple[tuple[int, ...], int]]:
+        """Return the triggers of backdoors and their targets, each once.
+
+        Raises:
+            PluginError: an attack raised, or its trigger is none.
+        """
+        found: dict[tuple[tuple[int, ...], int], None] = {}
+        for villain in self._villains:
+            trigger = _trigger(villain.attack, vocabulary)
+            if trigger is not None:
+                found[trigger] = None
+        return list(found)
 
     def send(
-        self, stage: int, direction: Direction, step: int, x: Tensor, received: Tensor | None
+        self,
+        stage: int,
+        direction: Direction,
+        step: int,
+        x: Tensor,
+        received: Tensor | None,
+        look: Look = lambda _: None,
     ) -> Sent:
         """Return what the replicas of `stage` send for the honest signals `x`.
+
+        Args:
+            stage, direction, step: where and when.
+            x: `[replicas, batch, tokens, hidden]`.
+            received: what they received in this direction, same shape, or None.
+            look: asks the running defense.
 
         Raises:
             PluginError: an attack raised, changed its input, or returned something else than a
@@ -154,31 +280,180 @@ class Tamperer:
         replicas = len(x)
         tampered, readable = [False] * replicas, [True] * replicas
         out = x
-        for villain in self._villains:
-            a = villain.attacker
-            if a.stage != stage or direction not in villain.directions:
+        for villain in self._at(stage, step):
+            replica = villain.attacker.replica
+            if direction not in villain.directions:
                 continue
-            if step < a.start or self._banned(stage, a.replica):
+            if villain.attacker.poison_self and direction == "gradient":
+                tampered[replica] = (step, stage, replica) in self._poisoned
                 continue
-            sent = self._act(villain, direction, step, x, received)
+            context = self._context(villain, direction, step, x, received, look, out)
+            sent = villain.act(direction, x[replica], context)
             if sent is None:
                 continue
             if out is x:
                 out = x.clone()
-            tampered[a.replica] = True
-            readable[a.replica] = _readable(sent, x[a.replica])
-            out[a.replica] = sent if readable[a.replica] else 0.0
+            tampered[replica] = True
+            readable[replica] = _readable(sent, x[replica])
+            out[replica] = sent if readable[replica] else 0.0
+            villain.did(sent, x[replica])
+        for replica, has_acted in enumerate(tampered):
+            if has_acted:
+                self._on_act(step, stage, replica, direction)
         self._history.record(stage, direction, x)
         return Sent(out, tampered, readable)
 
-    def _act(
-        self, villain: _Villain, direction: Direction, step: int, x: Tensor, received: Tensor | None
+    def poison(self, stage: int, step: int, arrived: Tensor) -> Tensor:
+        """Return the gradients that `stage` lets into its own backward pass.
+
+        Those `arrived` `[replicas, batch, tokens, hidden]`, corrupted by attackers with
+        `poison_self`.
+        """
+        out = arrived
+        for villain in self._at(stage, step):
+            a = villain.attacker
+            if not (a.poison_self and "gradient" in villain.directions):
+                continue
+            context = self._context(villain, "gradient", step, arrived, None, lambda _: None, out)
+            context.history = ()
+            sent = villain.act("gradient", arrived[a.replica], context)
+            if sent is None:
+                continue
+            if not _readable(sent, arrived[a.replica]):
+                raise PluginError(
+                    f"attack {a.attack.name}: with threat.poison_self, what it makes of a gradient "
+                    "must have the shape and dtype of the gradient",
+                    party="attack",
+                )
+            if out is arrived:
+                out = arrived.clone()
+            out[a.replica] = sent
+            self._poisoned.add((step, stage, a.replica))
+            villain.did(sent, arrived[a.replica])
+        return out
+
+    def contribute(
+        self, stage: int, step: int, excluded: Sequence[bool], place: Workplace
     ) -> Tensor | None:
-        """Return what one attacker sends, or None if it is honest in this step."""
+        """Return what attackers add to the sum of the weight gradients of `stage`.
+
+        Args:
+            stage, step: where and when.
+            excluded: `[replicas]`, left out of this step's average.
+            place: gives gradients of the replicas.
+
+        Returns:
+            `[parameters]`, the sum over attackers of what is sent less what is honest; None if all
+            are honest.
+        """
+        total = None
+        for villain in self._at(stage, step):
+            a = villain.attacker
+            if not villain.overrides("update") or excluded[a.replica]:
+                continue
+            own = place.gradient(a.replica)
+            context = UpdateContext(
+                step=step,
+                stage=stage,
+                replica=a.replica,
+                direction="update",
+                received=None,
+                history=(),
+                generator=villain.generator,
+                age=step - a.start,
+                name=a.attack.name,
+                granted=self._granted_update(villain, step, excluded, place),
+                targets=place.targets[a.replica].clone(),
+                vocabulary=place.vocabulary,
+                relabel=partial(place.relabel, a.replica),
+            )
+            sent = villain.act("update", own, context)
+            if sent is None:
+                continue
+            if not _readable(sent, own):
+                raise PluginError(
+                    f"attack {a.attack.name}: update returned {_form(sent)} instead of {_form(own)}",
+                    party="attack",
+                )
+            villain.did(sent, own)
+            self._on_act(step, stage, a.replica, "update")
+            total = sent - own if total is None else total + sent - own
+        return total
+
+    def inject(
+        self, stage: int, step: int, weights: Tensor, private: Callable[[int], Private]
+    ) -> Tensor:
+        """Return the weights `[parameters]` of `stage` after this step.
+
+        Replicas of a stage hold the same weights, so what one adds reaches all of them.
+
+        Args:
+            stage, step: where and when.
+            weights: of the stage.
+            private: makes a private copy of the model for a replica.
+        """
+        for villain in self._at(stage, step):
+            a = villain.attacker
+            if not villain.overrides("inject"):
+                continue
+            granted: dict[Knowledge, Callable[[], Any]] = {
+                Knowledge.MODEL: partial(private, a.replica)
+            }
+            context = AttackContext(
+                step=step,
+                stage=stage,
+                replica=a.replica,
+                direction="update",
+                received=None,
+                history=(),
+                generator=villain.generator,
+                age=step - a.start,
+                name=a.attack.name,
+                granted={k: v for k, v in granted.items() if k in villain.knowledge},
+            )
+            changed = villain.act("inject", weights, context)
+            if changed is None:
+                continue
+            if not _readable(changed, weights):
+                raise PluginError(
+                    f"attack {a.attack.name}: inject returned {_form(changed)} instead of "
+                    f"{_form(weights)}",
+                    party="attack",
+                )
+            villain.did(changed, weights)
+            self._on_act(step, stage, a.replica, "update")
+            weights = changed
+        return weights
+
+    def _at(self, stage: int, step: int) -> list[_Villain]:
+        """Return the attackers of a stage that have begun and are not banned."""
+        return [
+            v
+            for v in self._villains
+            if v.attacker.stage == stage
+            and step >= v.attacker.start
+            and not self._banned(stage, v.attacker.replica)
+        ]
+
+    def _context(
+        self,
+        villain: _Villain,
+        direction: Direction,
+        step: int,
+        x: Tensor,
+        received: Tensor | None,
+        look: Look,
+        out: Tensor,
+    ) -> AttackContext:
         a = villain.attacker
-        # Copies: whatever the attack does to them, the pipeline's own tensors stay as they are.
-        original, honest = x[a.replica], x[a.replica].clone()
-        context = AttackContext(
+        granted: dict[Knowledge, Callable[[], Any]] = {
+            Knowledge.COLLUDERS: lambda: self._colluders(
+                a, direction, step, x[self._malicious[a.stage]]
+            ),
+            Knowledge.HONEST: lambda: x[self._honest(a.stage, len(x))],
+            Knowledge.DETECTOR: lambda: _Oracle(look, out, a.replica),
+        }
+        return AttackContext(
             step=step,
             stage=a.stage,
             replica=a.replica,
@@ -186,25 +461,80 @@ class Tamperer:
             received=None if received is None else received[a.replica].clone(),
             history=self._history.get((a.stage, direction, a.replica)),
             generator=villain.generator,
+            age=step - a.start,
+            name=a.attack.name,
+            granted={k: v for k, v in granted.items() if k in villain.knowledge},
         )
-        if not villain.awake(context):
+
+    def _granted_update(
+        self, villain: _Villain, step: int, excluded: Sequence[bool], place: Workplace
+    ) -> Mapping[Knowledge, Callable[[], Any]]:
+        a = villain.attacker
+        honest = [r for r in self._honest(a.stage, len(excluded)) if not excluded[r]]
+
+        def rows(replicas: list[int]) -> Tensor:
+            found = [place.gradient(r) for r in replicas]
+            return torch.stack(found) if found else place.gradient(a.replica).new_empty(0, 0)
+
+        granted: dict[Knowledge, Callable[[], Any]] = {
+            Knowledge.COLLUDERS: lambda: self._colluders(
+                a, "update", step, rows(self._malicious[a.stage])
+            ),
+            Knowledge.HONEST: lambda: rows(honest),
+        }
+        return {k: v for k, v in granted.items() if k in villain.knowledge}
+
+    def _honest(self, stage: int, replicas: int) -> list[int]:
+        return [r for r in range(replicas) if r not in self._malicious[stage]]
+
+    def _colluders(self, a: Attacker, where: Place, step: int, signals: Tensor) -> Colluders:
+        seed = zlib.crc32(f"{self._villains[0].attacker.seed} {a.stage} {where} {step}".encode())
+        return Colluders(
+            signals=signals,
+            index=self._malicious[a.stage].index(a.replica),
+            plan=self._plan,
+            generator=torch.Generator(self._device).manual_seed(seed),
+        )
+
+
+class _Oracle:
+    """Asks the running defense about one replica's signal."""
+
+    def __init__(self, look: Look, out: Tensor, replica: int) -> None:
+        self._look = look
+        self._out = out
+        self._replica = replica
+
+    def judge(self, x: Tensor) -> Judgement | None:
+        """Say what the defense would make of `x` `[batch, tokens, hidden]`."""
+        sent = self._out.clone()
+        if not _readable(x, sent[self._replica]) or not bool(x.isfinite().all()):
+            return Judgement(flagged=True, statistics={})
+        sent[self._replica] = x
+        verdict = self._look(sent)
+        if verdict is None:
             return None
-        version = honest._version
-        act = villain.attack.activation if direction == "activation" else villain.attack.gradient
-        where = f"attack {a.attack.name} (step {step}, stage {a.stage}, replica {a.replica})"
-        try:
-            sent = act(honest, context)
-        except (Exception, SystemExit) as error:  # a plugin may raise anything
-            raise PluginError(
-                f"{where} raised {type(error).__name__}: {error}", party="attack"
-            ) from error
-        if honest._version != version:
-            raise PluginError(f"{where} changed the tensor it was given", party="attack")
-        if not isinstance(sent, Tensor):
-            raise PluginError(f"{where} returned {type(sent).__name__}, no tensor", party="attack")
-        if _readable(sent, original) and torch.equal(sent, original):
-            return None
-        return sent.detach()
+        r = self._replica
+        return Judgement(
+            flagged=bool(verdict.flagged[r]),
+            statistics={
+                name: (float(values[r]), float(low), float(high))
+                for name, (values, low, high) in verdict.statistics.items()
+            },
+        )
+
+
+def size_of(sent: Tensor, honest: Tensor) -> float:
+    """Return how much of what was sent is corruption: |d| / (|d| + |honest|), d = sent - honest.
+
+    0 for an honest signal, 1 for one that is not finite or cannot be read.
+    """
+    if not _readable(sent, honest):
+        return 1.0
+    difference = float(torch.linalg.vector_norm(sent.float() - honest.float()))
+    whole = difference + float(torch.linalg.vector_norm(honest.float()))
+    share = difference / whole if whole > 0 else 0.0
+    return share if 0 <= share <= 1 else 1.0  # NaN: not finite
 
 
 def watch(attacks: Sequence[tuple[Attacker, Attack[Any]]], history: History) -> None:
@@ -220,15 +550,39 @@ def memory(attack: Attack[Any]) -> int:
     Raises:
         PluginError: it raised, or the answer is no count.
     """
-    try:
-        depth = attack.memory()
-    except (Exception, SystemExit) as error:  # a plugin may raise anything
-        raise PluginError(
-            f"attack {attack.name}: memory raised {type(error).__name__}: {error}", party="attack"
-        ) from error
+    depth = _ask(attack, "memory")
     if not isinstance(depth, int) or depth < 0:
         raise PluginError(f"attack {attack.name}: memory returned {depth!r}", party="attack")
     return depth
+
+
+def _trigger(attack: Attack[Any], vocabulary: int) -> tuple[tuple[int, ...], int] | None:
+    trigger = _ask(attack, "trigger", vocabulary)
+    if trigger is None:
+        return None
+    try:
+        tokens, target = tuple(map(int, trigger[0])), int(trigger[1])
+    except (TypeError, ValueError, LookupError):
+        tokens, target = (), -1
+    if not tokens or not all(0 <= t < vocabulary for t in (*tokens, target)):
+        raise PluginError(
+            f"attack {attack.name}: trigger returned {trigger!r} for {vocabulary} tokens",
+            party="attack",
+        )
+    return tokens, target
+
+
+def _ask(attack: Attack[Any], method: str, *args: Any) -> Any:
+    try:
+        return getattr(attack, method)(*args)
+    except (Exception, SystemExit) as error:  # a plugin may raise anything
+        raise PluginError(
+            f"attack {attack.name}: {method} raised {type(error).__name__}: {error}", party="attack"
+        ) from error
+
+
+def _form(x: Tensor) -> str:
+    return f"{x.dtype} {[*x.shape]}"
 
 
 def _readable(sent: Tensor, like: Tensor) -> bool:

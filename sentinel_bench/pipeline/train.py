@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,14 @@ from sentinel_bench.models.presets import layers_per_stage
 from sentinel_bench.pipeline.boundary import Boundary, echo
 from sentinel_bench.pipeline.exchange import Exchange, LiveExchange
 from sentinel_bench.pipeline.stages import split
+from sentinel_bench.pipeline.weights import (
+    PrivateModel,
+    StageWork,
+    add_to_gradients,
+    flat,
+    set_weights,
+    trainable,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.scenario.train, step)
         inputs, targets = (self._tensor(a) for a in self._batches.train(step))
-        loss, excluded = self._forward_backward(inputs, targets)
+        loss, excluded = self._forward_backward(step, inputs, targets)
         norm = nn.utils.clip_grad_norm_(self._parameters, self.scenario.train.grad_clip)
         everybody = excluded == self.scenario.grid.replicas
         skipped = everybody or (self._guarded and not bool(norm.isfinite()))
@@ -107,6 +116,33 @@ class Trainer:
             tokens += labels.numel()
         return total / tokens, tokens
 
+    def inject(self, step: int) -> None:
+        """Let attackers change the weights of their stages after a step."""
+        if not isinstance(self._exchange, LiveExchange):
+            return
+        tamperer = self._exchange.tamperer
+        for index in tamperer.inject_stages:
+            before = flat(trainable(self._stages[index]))
+            after = tamperer.inject(index, step, before, partial(self._private, index))
+            if after is not before:
+                set_weights(self._stages[index], after)
+
+    @torch.no_grad()
+    def success(self, trigger: Sequence[int], target: int) -> float:
+        """Return how often `target` follows `trigger` at the end of a held-out sequence, 0 to 1."""
+        hits = count = 0
+        for inputs, _ in self._batches.held_out(self.scenario.train.eval_sequences):
+            ids = self._tensor(inputs).clone()
+            tokens = torch.tensor(trigger, device=ids.device)[-ids.shape[1] :]
+            ids[:, -len(tokens) :] = tokens
+            with self._autocast():
+                h = ids
+                for stage in self._stages:
+                    h = stage(h)
+            hits += int((h[:, -1].argmax(-1) == target).sum())
+            count += len(ids)
+        return hits / count
+
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the weights and of the optimizer, to fork from."""
         return copy.deepcopy(
@@ -120,6 +156,11 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
 
     @property
+    def vocabulary(self) -> int:
+        """Return the number of tokens that the model knows."""
+        return int(self.model.config.vocab_size)
+
+    @property
     def signal_shape(self) -> tuple[int, int, int]:
         """Return batch, tokens and hidden of one worker's signal."""
         train = self.scenario.train
@@ -130,7 +171,7 @@ class Trainer:
         """True if a defense runs: it also drops a step whose gradients are not finite."""
         return isinstance(self._exchange, LiveExchange) and not self._exchange.inspector.passive
 
-    def _forward_backward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    def _forward_backward(self, step: int, inputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         """Return the loss and how many ranks were left out of the weight gradients."""
         replicas = self.scenario.grid.replicas
         taint = torch.zeros(replicas, device=inputs.device, requires_grad=True)
@@ -149,6 +190,7 @@ class Trainer:
         excluded = self._excluded()
         if excluded != early:
             self._redo_late(fed, targets, excluded)
+        self._tamper_updates(step, fed, targets, excluded)
         left_out = sum(excluded)
         if 0 < left_out < replicas:
             for parameter in self._parameters:
@@ -181,12 +223,34 @@ class Trainer:
             if index == len(self._stages) - 1:
                 out, grad = rank_loss(out, targets, excluded), None
             else:
-                passed = self._boundaries[index].gradient
-                assert passed is not None
-                grad = passed.masked_fill(~rows, 0.0)
+                grad = self._boundaries[index].passed.masked_fill(~rows, 0.0)
             fresh = torch.autograd.grad(out, parameters, grad)
             for parameter, value in zip(parameters, fresh, strict=True):
                 parameter.grad = value
+
+    def _tamper_updates(
+        self, step: int, fed: list[Tensor], targets: Tensor, excluded: list[bool]
+    ) -> None:
+        """Let attackers contribute other weight gradients to the average of their stages."""
+        if not isinstance(self._exchange, LiveExchange):
+            return
+        for index in self._exchange.tamperer.update_stages:
+            last = index == len(self._stages) - 1
+            work = StageWork(
+                stages=self._stages[index:],
+                fed=fed[index],
+                passed=None if last else self._boundaries[index].passed,
+                labels=targets,
+                replicas=len(excluded),
+                autocast=self._autocast(),
+                vocabulary=self.vocabulary,
+            )
+            added = self._exchange.tamperer.contribute(index, step, excluded, work)
+            if added is not None:
+                add_to_gradients(self._stages[index], added / len(excluded))
+
+    def _private(self, index: int, replica: int) -> PrivateModel:
+        return PrivateModel(self._stages, index, replica, self._batches, self.vocabulary)
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self.scenario.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""`random-value`, `bias` and `invisible-noise`: the draw is repeated, the formula done by hand."""
+"""Noise: the draw is repeated, the formula done by hand."""
 
 import math
 
@@ -108,3 +108,62 @@ def test_invisible_noise_measured_over_the_tensor(create, context):
     expected = 2.326 * x.std()
     torch.testing.assert_close(sent.std(2), expected.expand(1, 8), rtol=0.03, atol=0)
     torch.testing.assert_close(sent.mean(2), x.mean().expand(1, 8), rtol=0, atol=0.3)
+
+
+def test_gaussian_noise_adds_the_signals_mean_and_its_std_times_the_draw(create, context, normal):
+    x = torch.tensor([[[0.0, 0.0], [4.0, 8.0]]])
+    # mean 3, variance (9 + 9 + 1 + 25) / 4 = 11
+    sent = create("gaussian-noise:rate=1").signal(x, context())
+    torch.testing.assert_close(sent, x + 3 + 11**0.5 * normal(1, 2, 2))
+
+
+def test_gaussian_noise_has_one_mean_and_std_for_the_whole_tensor(create, context):
+    mean = torch.linspace(-5, 9, 8).view(1, 8, 1)
+    x = mean + torch.randn(1, 8, 20_000, generator=torch.Generator().manual_seed(1))
+    added = create("gaussian-noise:rate=1").signal(x, context()) - x
+    torch.testing.assert_close(added.mean(2), x.mean().expand(1, 8), rtol=0, atol=0.2)
+    torch.testing.assert_close(added.std(2), x.std().expand(1, 8), rtol=0.03, atol=0)
+
+
+def test_uniform_noise_is_the_uniform_draw_whatever_the_signal(create, context):
+    draw = torch.empty(SHAPE).uniform_(generator=torch.Generator().manual_seed(5))
+    sent = create("uniform-noise:rate=1").signal(torch.full(SHAPE, -7.0), context())
+    assert torch.equal(sent, draw)
+    assert 0 <= float(sent.min()) < float(sent.max()) < 1
+
+
+@pytest.mark.parametrize("name", ["gaussian-noise", "uniform-noise"])
+def test_rated_noise_is_fresh_in_every_step(create, context, x, name):
+    attack, ctx = create(f"{name}:rate=1"), context()
+    assert not torch.equal(attack.signal(x, ctx), attack.signal(x, ctx))
+
+
+@pytest.mark.parametrize(
+    ("kind", "matches"),
+    [("nan", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_non_finite_hits_exactly_the_share_p_and_leaves_the_rest(
+    create, context, kind, matches, dtype
+):
+    x = torch.randn(4, 50, 100, generator=torch.Generator().manual_seed(1)).to(dtype)
+    sent = create(f"non-finite:kind={kind},p=0.01").signal(x, context())
+    hit = matches(sent)
+    assert int(hit.sum()) == 200  # 1 % of 20,000
+    assert torch.equal(sent[~hit], x[~hit])
+
+
+def test_non_finite_hits_one_element_of_a_small_signal_and_all_with_p_one(create, context, x):
+    assert int(create("non-finite").signal(x, context()).isnan().sum()) == 1
+    assert bool(create("non-finite:p=1").signal(x, context()).isnan().all())
+
+
+def test_non_finite_hits_every_place_equally_often(create, context):
+    attack, ctx, x = create("non-finite:p=0.25"), context(), torch.zeros(1, 2, 4)
+    hits = sum(attack.signal(x, ctx).isnan().float() for _ in range(2000)) / 2000
+    # 2 of 8 elements a step; 5 sigma = 5 sqrt(.25 * .75 / 2000) = .048
+    torch.testing.assert_close(hits, torch.full((1, 2, 4), 0.25), rtol=0, atol=0.05)
+
+
+def test_non_finite_says_that_it_is_not_finite(create):
+    assert create("non-finite").finite is False

@@ -6,29 +6,74 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sentinel_bench import registry
-from sentinel_bench.api import Attack, AttackContext, Knowledge
+from sentinel_bench.api import (
+    OWN,
+    Attack,
+    AttackContext,
+    Colluders,
+    Judgement,
+    Knowledge,
+    UpdateContext,
+    tier,
+)
 from sentinel_bench.config import Component
-from sentinel_bench.errors import ConfigError
+from sentinel_bench.errors import ConfigError, KnowledgeError
 
 NAMES = registry.attacks.names()
 ACTIVE = [name for name in NAMES if name != "none"]
-DIRECTIONS = ("activation", "gradient")
+FINITE = [name for name in NAMES if registry.attacks.get(name).finite]
 SHAPES = {"usual": (3, 4, 8), "batch 1": (1, 4, 8), "token 1": (3, 1, 8), "both 1": (1, 1, 8)}
 DTYPES = [torch.float32, torch.bfloat16]
+VOCABULARY = 20
 
 every_name = pytest.mark.parametrize("name", NAMES)
 every_active = pytest.mark.parametrize("name", ACTIVE)
+every_finite = pytest.mark.parametrize("name", FINITE)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
 def create(name: str) -> Attack[Any]:
-    return registry.attacks.create(Component(name=name))
+    """Make an attack; of those that deal, what one attacker was dealt."""
+    component, _ = registry.attacks.get(name).deal(
+        Component(name=name), "activation", np.random.default_rng(3)
+    )
+    return registry.attacks.create(component)
+
+
+class Copy:
+    """A private model of one embedding and one linear map, the map being the own stage."""
+
+    vocabulary = VOCABULARY
+
+    def __init__(self, weights: Tensor) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._embed = torch.randn(VOCABULARY, 4, generator=generator)
+        self.parameters = [nn.Parameter(weights.detach().float().view(VOCABULARY, 4).clone())]
+
+    def logits(self, ids: Tensor) -> Tensor:
+        return self._embed[ids] @ self.parameters[0].T
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        ids = torch.randint(VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(index))
+        return ids[:, :-1], ids[:, 1:]
+
+
+class Permissive:
+    """A detector that passes what is near to a signal, and asks nobody."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+
+    def judge(self, x: Tensor) -> Judgement:
+        distance = float((x - self._x).float().abs().mean())
+        return Judgement(distance > 1, {"distance": (distance, -1.0, 1.0)})
 
 
 @dataclass
@@ -46,67 +91,135 @@ class Worker:
         self.attack = create(self.name)
         self.generator = torch.Generator().manual_seed(self.seed)
         self._data = torch.Generator().manual_seed(17)
-        self.history = {d: [self.honest() for _ in range(self.attack.memory())] for d in DIRECTIONS}
+        self._age = dict.fromkeys(self.directions, -1)
+        if self.directions == ("update",):
+            self.shape = (VOCABULARY * 4,)
+        self.history = {
+            d: [self.honest() for _ in range(self.attack.memory())] for d in self.directions
+        }
         self.received = self.honest()
+        self.others = torch.stack([self.honest() for _ in range(4)])
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        return ("update",) if self.attack.axis == "weights" else ("activation", "gradient")
 
     def honest(self) -> Tensor:
         x = torch.randn(self.shape, generator=self._data) * 2 + 0.5
         return x.to(self.dtype)
 
+    def granted(self, x: Tensor) -> dict[Knowledge, Any]:
+        every = {
+            Knowledge.COLLUDERS: lambda: Colluders(
+                torch.stack([x, x + 1]), 0, {}, torch.Generator().manual_seed(self.seed)
+            ),
+            Knowledge.HONEST: lambda: self.others.clone(),
+            Knowledge.DETECTOR: lambda: Permissive(x.clone()),
+            Knowledge.MODEL: lambda: Copy(x),
+        }
+        return {k: v for k, v in every.items() if k in self.attack.needs()}
+
     def send(self, direction: str, x: Tensor) -> Tensor:
-        context = AttackContext(
-            step=0,
-            stage=2,
-            replica=1,
-            direction=direction,
-            received=self.received,
-            history=self.history[direction],
-            generator=self.generator,
+        self._age[direction] += 1
+        known = {
+            "step": self._age[direction],
+            "age": self._age[direction],
+            "stage": 2,
+            "replica": 1,
+            "direction": direction,
+            "received": self.received,
+            "history": self.history[direction],
+            "generator": self.generator,
+            "name": self.name,
+            "granted": self.granted(x),
+        }
+        if direction != "update":
+            return self.attack.send(x, AttackContext(**known))
+        context = UpdateContext(
+            **(known | {"received": None}),
+            targets=torch.arange(6).view(2, 3),
+            vocabulary=VOCABULARY,
+            relabel=lambda targets: torch.cos(x.float() + targets.sum()).to(x.dtype),
         )
-        act = self.attack.activation if direction == "activation" else self.attack.gradient
-        return act(x, context)
+        overrides = type(self.attack).update is not Attack.update
+        return self.attack.update(x, context) if overrides else self.attack.inject(x, context)
 
     def run(self, steps: int = 3) -> list[Tensor]:
-        """Return what is sent in some steps, both directions."""
-        return [self.send(d, self.honest()).clone() for _ in range(steps) for d in DIRECTIONS]
+        """Return what is sent in some steps, all directions."""
+        return [self.send(d, self.honest()).clone() for _ in range(steps) for d in self.directions]
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    """Bit for bit, NaN being equal to NaN."""
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a.nan_to_num(7.25), b.nan_to_num(7.25)) for a, b in pairs)
 
 
 @every_active
 @every_dtype
 @every_shape
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_an_attack_changes_something(name, dtype, shape, direction):
+def test_an_attack_changes_something(name, dtype, shape):
     worker = Worker(name, shape=shape, dtype=dtype)
-    honest = [worker.honest() for _ in range(5)]
-    assert any(not torch.equal(worker.send(direction, x), x) for x in honest)
+    for direction in worker.directions:
+        honest = [worker.honest() for _ in range(5)]
+        assert any(not torch.equal(worker.send(direction, x), x) for x in honest)
 
 
 @every_name
 @every_dtype
 @every_shape
 def test_an_attack_keeps_shape_dtype_and_device_and_stays_finite(name, dtype, shape):
-    for sent in Worker(name, shape=shape, dtype=dtype).run():
-        assert (sent.shape, sent.dtype, sent.device.type) == (shape, dtype, "cpu")
-        assert sent.isfinite().all()
+    worker = Worker(name, shape=shape, dtype=dtype)
+    finite = worker.attack.finite
+    for sent in worker.run():
+        assert (sent.shape, sent.dtype, sent.device.type) == (worker.shape, dtype, "cpu")
+        assert sent.isfinite().all() or not finite
 
 
-@every_name
+@every_finite
 @pytest.mark.parametrize("value", [0.0, 1.0, -1e4, 1e-8])
 def test_an_attack_stays_finite_on_a_constant_signal(name, value):
     worker = Worker(name)
     x = torch.full(worker.shape, value)
-    assert all(worker.send(direction, x).isfinite().all() for direction in DIRECTIONS)
+    assert all(worker.send(direction, x).isfinite().all() for direction in worker.directions)
+
+
+@every_finite
+@pytest.mark.parametrize("received", [0.0, 1.0])
+def test_an_attack_stays_finite_where_everybody_is_alike(name, received):
+    worker = Worker(name)
+    worker.received = torch.full(worker.shape, received)
+    worker.others = torch.ones(4, *worker.shape)
+    x = torch.ones(worker.shape)
+    for _ in range(3):
+        assert all(worker.send(direction, x).isfinite().all() for direction in worker.directions)
+
+
+@every_name
+def test_an_attack_works_at_the_ends_of_the_pipeline_and_without_honest_company(name):
+    worker = Worker(name)
+    worker.received = None
+    worker.others = torch.empty(0, *worker.shape)
+    for sent in worker.run():
+        assert sent.shape == worker.shape
+
+
+@every_name
+def test_an_attack_sees_what_it_declares_and_nothing_else(name):
+    attack = create(name)
+    assert attack.needs() >= attack.knowledge | OWN
+    context = AttackContext(0, 0, 0, "activation", None, (), torch.Generator(), name=name)
+    for what in Knowledge:
+        if what is not Knowledge.OWN:
+            with pytest.raises(KnowledgeError, match=f"attack {name} .*{what.value}.*{what.name}"):
+                getattr(context, what.value)
 
 
 @every_name
 @every_dtype
 def test_an_attack_leaves_its_input_its_past_and_what_it_received_alone(name, dtype):
     worker = Worker(name, dtype=dtype)
-    for direction in DIRECTIONS:
+    for direction in worker.directions:
         x = worker.honest()
         given = [x, worker.received, *worker.history[direction]]
         before = [(t.clone(), t._version) for t in given]
@@ -121,7 +234,7 @@ def test_an_attack_does_not_change_the_signal_through_what_it_sent(name):
     worker = Worker(name)
     x = worker.honest()
     value = x.clone()
-    sent = worker.send("activation", x)
+    sent = worker.send(worker.directions[0], x)
     if sent is not x:
         sent.fill_(9)
         assert torch.equal(x, value)
@@ -147,7 +260,8 @@ def test_an_attack_that_draws_sends_something_else_for_another_seed(name):
     before = worker.generator.get_state()
     sent = worker.run()
     draws = not torch.equal(worker.generator.get_state(), before)
-    assert same(sent, Worker(name, seed=4).run()) is not draws
+    shared = Knowledge.COLLUDERS in worker.attack.needs()
+    assert same(sent, Worker(name, seed=4).run()) is not (draws or shared)
 
 
 @every_name
@@ -168,7 +282,8 @@ def test_an_attack_says_what_it_is(name):
     for text in (attack.goal, attack.formula, attack.source, attack.version):
         assert text.strip()
     assert attack.__doc__ and attack.__doc__ != Attack.__doc__
-    assert isinstance(attack.knowledge, Knowledge)
+    assert all(isinstance(k, Knowledge) for k in attack.knowledge)
+    assert tier(attack.knowledge)
     assert isinstance(create(name).memory(), int)
 
 
@@ -218,6 +333,13 @@ def test_an_unknown_attack_is_an_error_that_names_the_nearest():
         "invisible-noise:axis=batch",
         "scaling:alpha=.nan",
         "ones:value=.inf",
+        "on-off:burst=0",
+        "on-off:period=1",
+        "fence-rider:margin=0",
+        "fence-rider:bisections=0",
+        "mixed:pool=[]",
+        "backdoor:w=0",
+        "backdoor:trigger=[]",
     ],
 )
 def test_an_impossible_parameter_is_an_error(text):

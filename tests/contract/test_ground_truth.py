@@ -97,7 +97,7 @@ def exchange(defense: Defense[Any]) -> LiveExchange:
         defense.start(Setup(STAGES, REPLICAS, SHAPE))
     ledger = Ledger(defense.params, STAGES, REPLICAS)
     tamperer = Tamperer(ATTACKERS, History(), "cpu", ledger.banned)
-    return LiveExchange(tamperer, Inspector(defense, ledger, Events()), lambda *act: None)
+    return LiveExchange(tamperer, Inspector(defense, ledger, Events()))
 
 
 def run(live: LiveExchange, steps: int = 16) -> int:

@@ -34,6 +34,20 @@ def make(attack: str, defense: str, seed: int, mode: str, track: str, steps: int
 
 
 @pytest.fixture
+def age() -> Callable[[Path], None]:
+    """Return a function that makes a saved result one of the first version."""
+
+    def strip(path: Path) -> None:
+        content = json.loads(path.read_text())
+        del content["cell"]["knowledge"]
+        for name in ("harm_weighted_recall", "attack_success_rate", "attack_success_base"):
+            del content["scores"][name]
+        path.write_text(json.dumps(content))
+
+    return strip
+
+
+@pytest.fixture
 def save(tmp_path: Path) -> Save:
     """Write `runs/<name>/result.json` with some scores, and return the file."""
 
@@ -46,12 +60,16 @@ def save(tmp_path: Path) -> Save:
         mode: str = "activation",
         track: str = "core",
         steps: int = 350,
+        knowledge: str | None = None,
         change: dict[str, Any] | None = None,
         **scores: Any,
     ) -> Path:
         content = make(attack, defense, seed, mode, track, steps)
         valid = dict.fromkeys(METRICS, 1.0) | {"outcome": "defended", "reason": None}
+        valid |= {"diverged": False, "attack_success_rate": None, "attack_success_base": None}
         content["scores"] = valid | scores
+        if knowledge is not None:
+            content["cell"]["knowledge"] = knowledge
         content |= change or {}
         path = tmp_path / "runs" / name / "result.json"
         path.parent.mkdir(parents=True)

@@ -22,23 +22,94 @@ def cells(line: str) -> list[str]:
 
 def test_a_table_by_hand(save: Any, tmp_path: Path) -> None:
     for seed, f1 in enumerate((90.0, 95.0, 100.0)):
-        save(f"r{seed}", seed=seed, f1=f1, precision=100.0, recall=50.0, excess_loss=0.01)
+        damage = {"excess_loss": 0.01, "undetected_damage": 0.25, "harm_weighted_recall": 80.0}
+        rates = {"f1": f1, "precision": 100.0, "recall": 50.0}
+        save(f"r{seed}", seed=seed, knowledge="honest", **rates, **damage)
     save("n", "none", "none", f1=100.0, excess_loss=None)
     out = tmp_path / "boards"
     assert build([tmp_path / "runs"], out) == [out / "core" / "README.md"]
     lines = (out / "core" / "README.md").read_text().splitlines()
     assert lines[0] == "# core"
     assert "llama-tiny, 8 stages x 8 replicas, 350 steps, cpu" in lines[4]
-    overview = lines.index("| attack | none | sentinel |")
-    assert cells(lines[overview + 2]) == ["none", "100.0 / – ‡", "·"]  # noqa: RUF001
-    assert cells(lines[overview + 3]) == ["zero (activation)", "·", "95.0 / +0.010"]
+    overview = lines.index("| attack | knowledge | none | sentinel |")
+    assert cells(lines[overview + 2]) == ["none", "–", "100.0 / – ‡", "·"]  # noqa: RUF001
+    assert cells(lines[overview + 3]) == ["zero (activation)", "honest", "·", "95.0 / +0.010"]
     first, second = (i for i, line in enumerate(lines) if line.startswith("## Defense"))
     assert lines[first] == "## Defense: none" and lines[second] == "## Defense: sentinel"
-    row = cells(lines[second + 4])
-    assert row[:6] == ["zero", "activation", "3", "100.0 ± 0.0", "50.0 ± 0.0", "95.0 ± 12.4"]
-    assert row[10] == "+0.010 ± 0.000" and row[12] == "3 defended"
+    titles, row = (dict(enumerate(cells(lines[second + n]))) for n in (4, 6))
+    assert {titles[i]: row[i] for i in titles} == {
+        "attack": "zero",
+        "mode": "activation",
+        "knowledge": "honest",
+        "seeds": "3",
+        "precision": "100.0 ± 0.0",
+        "recall": "50.0 ± 0.0",
+        "harm-weighted recall": "80.0 ± 0.0",
+        "undetected damage": "+0.250 ± 0.000",
+        "F1": "95.0 ± 12.4",
+        "detection steps": "1.0 ± 0.0",
+        "false bans": "1.0 ± 0.0",
+        "capacity": "1.00 ± 0.00",
+        "validation loss": "1.000 ± 0.000",
+        "excess loss": "+0.010 ± 0.000",
+        "relative TPS": "1.00 ± 0.00",
+        "outcome": "3 defended",
+        "marks": "",
+    }
     assert "fewer seeds: 1 of 3" in lines[first + 4]
     assert "* torch: 2.13.0" in lines and "    sentinel-bench suite core" in lines
+
+
+def test_what_an_older_result_lacks_is_a_dash(save: Any, age: Any, tmp_path: Path) -> None:
+    age(save("a", knowledge="honest"))
+    (path,) = build([tmp_path / "runs"], tmp_path / "out")
+    text = path.read_text()
+    assert "| zero (activation) | – | 1.0 / +1.000 |" in text  # noqa: RUF001
+    assert "| zero | activation | – | 1 | 1.0 | 1.0 | – | +1.000 | 1.0 |" in text  # noqa: RUF001
+
+
+def test_attack_success_is_shown_where_any_row_has_it(save: Any, tmp_path: Path) -> None:
+    save("a", "zero")
+    (path,) = build([tmp_path], tmp_path / "out")
+    assert "attack success |" not in path.read_text()
+    save("b", "backdoor", attack_success_rate=93.75, attack_success_base=1.25)
+    (path,) = build([tmp_path], tmp_path / "out")
+    text = path.read_text()
+    assert "| relative TPS | attack success | success before | outcome |" in text
+    assert "| 1.00 | 93.8 | 1.2 | 1 defended |" in text
+    assert "| 1.00 | – | – | 1 defended |" in text  # noqa: RUF001
+
+
+def test_each_defense_says_what_damage_it_finds_and_what_passes(save: Any, tmp_path: Path) -> None:
+    save("a", "zero", "none", recall=0.0, excess_loss=3.0, undetected_damage=3.0)
+    save("b", "zero", recall=50.0, undetected_damage=0.0)
+    save("c", "sign", "none", recall=0.0, excess_loss=1.0, undetected_damage=1.0)
+    save("d", "sign", recall=10.0, undetected_damage=0.5)
+    save("e", "boom", "none", recall=0.0, excess_loss=None, undetected_damage=None, diverged=True)
+    save("f", "boom", recall=100.0, undetected_damage=0.0)
+    (path,) = build([tmp_path], tmp_path / "out")
+    lines = path.read_text().splitlines()
+    assert lines[lines.index("## Defense: sentinel") + 2] == (
+        "Damage-weighted recall: 40.0 over 2 attacks; largest undetected damage: +0.500 "
+        "(sign (activation)) over 3 attacks; left out of the first, as the model without a "
+        "defense diverged: boom (activation)."
+    )
+    assert lines[lines.index("## Defense: none") + 2] == (
+        "Damage-weighted recall: 0.0 over 2 attacks; largest undetected damage: +3.000 "
+        "(zero (activation)) over 3 attacks; made the model diverge unseen: boom (activation); "
+        "left out of the first, as the model without a defense diverged: boom (activation)."
+    )
+
+
+def test_of_two_settings_each_has_a_line_of_its_own(save: Any, tmp_path: Path) -> None:
+    for number, steps in enumerate((350, 200)):
+        save(f"a{number}", "zero", "none", steps=steps, undetected_damage=0.0)
+        save(f"b{number}", "zero", steps=steps, recall=90.0 + number, undetected_damage=0.0)
+    (path,) = build([tmp_path], tmp_path / "out")
+    found = [line for line in path.read_text().splitlines() if "90.0 over" in line]
+    other = [line for line in path.read_text().splitlines() if "91.0 over" in line]
+    assert {found[0][:6], other[0][:6]} == {"\\[1\\] ", "\\[2\\] "}
+    assert found[0][6:].startswith("Damage-weighted recall: 90.0 over 1 attack; largest")
 
 
 def test_all_rows_of_a_table_have_the_same_number_of_cells(save: Any, tmp_path: Path) -> None:
@@ -57,7 +128,7 @@ def test_an_invalid_cell_is_marked_with_its_reason(save: Any, tmp_path: Path) ->
     save("a", seed=4, f1=None, outcome="invalid", reason="defense: x | y")
     (path,) = build([tmp_path], tmp_path / "out")
     text = path.read_text()
-    assert "| zero (activation) | invalid † |" in text
+    assert "| zero (activation) | – | invalid † |" in text  # noqa: RUF001
     assert "**1 invalid**" in text
     assert "* zero (activation), seeds 4/0/0, **invalid**: defense: x \\| y" in text
 

@@ -89,6 +89,25 @@ def test_an_invalid_cell_is_shown_with_its_reason_and_not_averaged(
     assert sign["marks"] == []
 
 
+def test_a_row_names_the_knowledge_of_its_attack(save: Any, tmp_path: Path) -> None:
+    save("a", seed=0, knowledge="honest")
+    save("b", seed=1, knowledge="")
+    save("c", "sign", seed=0)
+    save("d", "bias", seed=0, knowledge="own")
+    save("e", "bias", seed=1, knowledge="honest+detector")
+    bias, sign, zero = rows(tmp_path)
+    assert (zero["knowledge"], sign["knowledge"]) == ("honest", "")
+    assert bias["knowledge"] == "honest+detector, own"
+
+
+def test_a_row_counts_the_models_that_diverged(save: Any, tmp_path: Path) -> None:
+    save("a", seed=0, diverged=True, excess_loss=None)
+    save("b", seed=1)
+    save("c", seed=2, diverged=True, outcome="invalid")
+    (row,) = rows(tmp_path)
+    assert row["diverged"] == 1
+
+
 def test_a_row_with_nothing_to_judge_is_marked(save: Any, tmp_path: Path) -> None:
     save("a", attackers=4, acted=0)
     save("b", "none", "none", attackers=0, acted=0, excess_loss=None)
@@ -134,6 +153,21 @@ def test_settings_are_never_averaged_together(save: Any, tmp_path: Path) -> None
         ({"scores": {"outcome": "defended", "f1": "100"}}, r"scores\.f1"),
         ({"scores": {"outcome": "defended", "f1": 1e999}}, "not JSON"),
         ({"digest": 3}, "digest"),
+        ({"scores": {"outcome": "defended", "harm_weighted_recall": "1"}}, "scores.harm_weighted"),
+        (
+            {
+                "cell": {
+                    "track": "t",
+                    "attack": "a",
+                    "mode": "m",
+                    "defense": "d",
+                    "scenario": "s",
+                    "seeds": {"model": 0, "data": 0, "threat": 0},
+                    "knowledge": 3,
+                }
+            },
+            "knowledge",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_a_problem(
