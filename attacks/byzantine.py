@@ -117,9 +117,9 @@ def largest_gamma(
     else:
         c = distances[-1, :-1] - crowd.max()
     size = flat.square().sum()
-    # gamma = 0 is within the bound, so c > 0 is rounding
+    # gamma = 0 is within the bound: c > 0 is rounding. So no root is negative.
     roots = (b.square() - size * c.clamp(max=0)).sqrt() - b
-    return (roots.min().clamp(min=0) / size).where(size > 0, 0.0)
+    return (roots.min() / size).where(size > 0, 0.0)
 
 
 def push(x: Tensor, honest: Tensor, d: Way, *, summed: bool, counted: bool) -> Tensor:

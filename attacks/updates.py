@@ -45,7 +45,7 @@ class UpdateSignFlip(Attack[UpdateSignFlipParams]):
 
     def update(self, grad: Tensor, ctx: UpdateContext) -> Tensor:
         """Return the negated weight gradients."""
-        return fit(self.params.gain * grad.float(), grad)
+        return fit(-self.params.gain * grad.float(), grad)
 
 
 class UpdateIpm(Attack[IpmParams]):

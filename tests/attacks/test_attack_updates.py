@@ -190,6 +190,15 @@ def test_constant_gradients_stay_finite(send, name, dtype, n, value):
 
 
 @every_name
+@pytest.mark.parametrize("n", [3, 5, 6, 7])
+def test_honest_gradients_that_are_all_the_same_stay_finite(send, name, n):
+    # their mean is a rounding apart from each, and so further than they are from one another
+    honest = random(2, 300).expand(n, 300).clone()
+    assert not torch.equal(honest.mean(0), honest[0])
+    assert send(name, random(1, 300), honest).isfinite().all()
+
+
+@every_name
 def test_honest_gradients_that_cancel_stay_finite(send, name):
     half = random(2, 3, 300)
     assert send(name, random(1, 300), torch.cat([half, -half])).isfinite().all()
