@@ -1,11 +1,14 @@
-"""What the pipeline and a defense cost: training steps side by side in one process.
+"""What the pipeline, a defense and tampering cost: training steps side by side in one process.
 
 Plain training of the Hugging Face model, the pipeline without a defense, and the pipeline with each
 defense take turns after the track's warm-up, a few steps each, on the same batches. Printed are
 tokens per second, the ratio to plain training (median over the rounds of the ratio within a round),
-and how many signals were flagged meanwhile.
+and how many signals were flagged meanwhile. With `--attacks`, in place of the defenses: the
+pipeline without a defense, with 25 % of the replicas of each open stage attacking in both
+directions; the ratio is to the pipeline without an attack.
 
     python benchmarks/step.py [--rounds 15] [--steps 10] [--threads 2] [--shape tiny|0.6b|all]
+                              [--attacks]
 """
 
 from __future__ import annotations
@@ -29,8 +32,14 @@ from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
 from sentinel_bench.pipeline.inspect import Inspector
 from sentinel_bench.pipeline.tamper import History, Tamperer
 from sentinel_bench.pipeline.train import Trainer, learning_rate, make_optimizer
+from sentinel_bench.threat import Attacker, place
 
 DEFENSES = ("none", "sentinel", "averaging")
+ATTACKS = (
+    *("zeros", "ones", "random-value", "scaling", "sign-flip", "random-sign", "delay:steps=5"),
+    *("bias", "invisible-noise", ),
+    *("alie", "update-sign-flip"),
+)
 SHAPES = {
     "tiny": {},
     "0.6b": {
@@ -73,9 +82,14 @@ def plain(scenario: Scenario, batches: Batches, vocabulary: int) -> Callable[[in
 
 
 def piped(
-    scenario: Scenario, batches: Batches, vocabulary: int, name: str, log: Counter
+    scenario: Scenario,
+    batches: Batches,
+    vocabulary: int,
+    name: str,
+    log: Counter,
+    attackers: tuple[Attacker, ...] = (),
 ) -> Callable[[int], None]:
-    """Return a function that trains one step of the pipeline under a defense."""
+    """Return a function that trains one step of the pipeline, attacked, under a defense."""
     trainer = Trainer(scenario, batches, vocabulary)
     component = Component(name=name, params=tracks.tuned("core", Component(name=name)))
     defense = registry.defenses.create(component)
@@ -89,7 +103,7 @@ def piped(
             warm.end_step()
     ledger = Ledger(defense.params, grid.stages, grid.replicas)
     inspector = Inspector(defense, ledger, log)
-    tamperer = Tamperer((), History(), "cpu", ledger.banned)
+    tamperer = Tamperer(attackers, History(), "cpu", ledger.banned)
     exchange = LiveExchange(tamperer, inspector)
     trainer.connect(exchange)
 
@@ -102,16 +116,28 @@ def piped(
     return step
 
 
-def measure(shape: str, rounds: int, steps: int) -> None:
+def measure(shape: str, rounds: int, steps: int, *, attacks: bool) -> None:
     """Print one table."""
     scenario = tracks.scenario("core", SHAPES[shape])
     train, grid = scenario.train, scenario.grid
     tokens = load_tokens(scenario.data)
     batches = Batches.of(tokens, scenario)
-    runners = {"plain training": plain(scenario, batches, tokens.vocab_size)}
-    logs = {f"pipeline, {name}": Counter() for name in DEFENSES}
-    for name, log in zip(DEFENSES, logs.values(), strict=True):
-        runners[f"pipeline, {name}"] = piped(scenario, batches, tokens.vocab_size, name, log)
+    logs: dict[str, Counter] = {}
+    if attacks:
+        threat = {"schedule": "at-once", "mode": "both"}
+        attacked = tracks.scenario("core", {**SHAPES[shape], "threat": threat})
+        runners = {
+            f"+ {text}": piped(
+                scenario, batches, tokens.vocab_size, "none", Counter(),
+                place(attacked, Component.parse(text)),
+            )
+            for text in ("none", *ATTACKS)
+        }  # fmt: skip
+    else:
+        runners = {"plain training": plain(scenario, batches, tokens.vocab_size)}
+        logs = {f"pipeline, {name}": Counter() for name in DEFENSES}
+        for name, log in zip(DEFENSES, logs.values(), strict=True):
+            runners[f"pipeline, {name}"] = piped(scenario, batches, tokens.vocab_size, name, log)
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     for round_ in range(rounds + 1):  # the first one warms up
         for name, step in runners.items():
@@ -125,8 +151,9 @@ def measure(shape: str, rounds: int, steps: int) -> None:
         f"{shape}: {grid.stages} stages x {grid.replicas} replicas, batch {train.batch_size} x "
         f"{train.seq_len} tokens, {torch.get_num_threads()} threads, {rounds} rounds of {steps}"
     )
-    print(f"{'':<22}{'tokens/s':>10}{'over plain':>12}{'flags':>8}")
-    base = seconds["plain training"]
+    over = "over none" if attacks else "over plain"
+    print(f"{'':<22}{'tokens/s':>10}{over:>12}{'flags':>8}")
+    base = next(iter(seconds.values()))
     for name, took in seconds.items():
         ratio = statistics.median(b / s for b, s in zip(base, took, strict=True))
         flags = logs[name].flags if name in logs else ""
@@ -141,12 +168,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--shape", choices=[*SHAPES, "all"], default="all")
+    parser.add_argument("--attacks", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for shape in SHAPES if arguments.shape == "all" else [arguments.shape]:
         few = shape != "tiny"
         measure(shape, max(3, arguments.rounds // 3) if few else arguments.rounds,
-                2 if few else arguments.steps)  # fmt: skip
+                2 if few else arguments.steps, attacks=arguments.attacks)  # fmt: skip
 
 
 if __name__ == "__main__":

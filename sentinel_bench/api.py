@@ -455,6 +455,8 @@ class Aggregator(Plugin[A]):
     """
 
     Params: ClassVar[type[Frozen]] = AggregatorParams
+    spreads: ClassVar[bool] = False
+    """True if any row that is not finite makes the result so: only then are the rows looked at."""
 
     def requires(self, n: int, f: int) -> str | None:
         """Return which condition on n rows with f faulty ones is violated, in words, or None."""
@@ -499,32 +501,38 @@ class Aggregator(Plugin[A]):
             PluginError: no row is finite, or the rule changed the rows or returned another shape.
         """
         self.check(len(rows), f)
-        given, version = rows, rows._version
-        rows = rows.detach()
-        if rows.element_size() < 4:
-            rows = rows.float()
-        finite = _finite(rows)
-        if not finite:
-            raise PluginError(
-                f"aggregator {self.name}: none of {len(rows)} rows is finite", party="pipeline"
-            )
-        dropped = len(rows) - len(finite)
-        out = self.aggregate(rows[finite] if dropped else rows, max(0, self._faulty(f) - dropped))
-        if given._version != version:
+        version = rows._version
+        exact = rows.float() if rows.element_size() < 4 else rows
+        out = self._of_finite(exact.detach(), self._faulty(f))
+        if rows._version != version:
             raise PluginError(f"aggregator {self.name} changed its input", party="aggregator")
         if out.shape != rows.shape[1:]:
             raise PluginError(
-                f"aggregator {self.name} returned shape {list(out.shape)} for rows "
+                f"aggregator {self.name} returned shape {list(out.shape)} for rows of shape "
                 f"{list(rows.shape)}",
                 party="aggregator",
             )
-        return out.to(given.dtype)
+        return out.to(rows.dtype)
 
     def condition(self, text: str, least: int, n: int, f: int) -> str | None:
         """Say that the condition `text` asks for at least so many rows, if n is fewer."""
         if n >= least:
             return None
         return f"{self.name} needs {text}: {least} rows for f = {f}, but there are {n}"
+
+    def _of_finite(self, rows: Tensor, f: int) -> Tensor:
+        """Return the aggregate of those rows that are finite."""
+        if self.spreads:
+            out = self.aggregate(rows, f)
+            if out.sum().isfinite():
+                return out
+        finite = _finite(rows)
+        if not finite:
+            raise PluginError(
+                f"aggregator {self.name}: none of {len(rows)} rows is finite", party="pipeline"
+            )
+        dropped = len(rows) - len(finite)
+        return self.aggregate(rows[finite] if dropped else rows, max(0, f - dropped))
 
     def _faulty(self, f: int) -> int:
         return f if self.params.f is None else self.params.f

@@ -2,7 +2,8 @@
 
 Left: recall and F1 against damage, the strengths of one attack joined in their order. Right: damage
 against strength with and without a defense; without strengths, F1 against validation loss. What has
-no measured damage is a cross at the edge, and named below.
+no measured damage is a cross at the edge, and named below. The attack `none` is left out: nobody
+can be found, and nothing is damaged.
 
 matplotlib is imported when a figure is drawn, and its state is left as it was.
 """
@@ -18,7 +19,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sentinel_bench.score import RECALL_FLOOR
 from sentinel_bench.sweep import missing_text
@@ -85,13 +86,11 @@ def render(summary: Row, title: str) -> dict[str, bytes]:
         title: one line on top.
     """
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         figure = _draw(summary, title)
-        FigureCanvasAgg(figure)
         files = {}
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             buffer = io.BytesIO()
@@ -108,8 +107,9 @@ def save(path: Path, content: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        temporary.write_bytes(content)
-        with temporary.open("rb") as file:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
@@ -119,16 +119,18 @@ def save(path: Path, content: bytes) -> None:
 
 
 def _draw(summary: Row, title: str) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     series = _series(summary["points"])
     swept = any(row["strength"] is not None for row in summary["points"])
-    handles = _handles(series)
-    longest = max(len(label) for label, _ in handles)
+    handles = _handles(series, baseline=not swept)
+    longest = max((len(label) for label, _ in handles), default=0)
     columns = max(1, min(len(handles), 160 // (longest + 9)))
     notes = _notes(summary["points"])
     height = 5.6 + 0.19 * (math.ceil(len(handles) / columns) + len(notes))
     figure = Figure(figsize=(11, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
     layout: list[Any] = (
         [["recall", "strength"], ["f1", "strength"]] if swept else [["recall", "loss"]]
     )
@@ -151,6 +153,7 @@ def _draw(summary: Row, title: str) -> Figure:
         alignment="left",
     )
     figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # what is placed now stays where it is
     for panel in panels.values():
         _name(panel)
     return figure
@@ -159,6 +162,8 @@ def _draw(summary: Row, title: str) -> Figure:
 def _series(points: Sequence[Row]) -> list[_Series]:
     rows: dict[tuple[str, str], list[Row]] = {}
     for row in points:
+        if row["cell"] == "none":
+            continue
         rows.setdefault((row["attack"], row["defense"]), []).append(row)
     found, shown = [], {attack for attack, defense in rows if defense == "none"}
     for i, ((attack, defense), own) in enumerate(rows.items()):
@@ -227,15 +232,12 @@ def _strength(panel: _Panel, series: Sequence[_Series]) -> None:
 def _loss(panel: _Panel, series: Sequence[_Series], baseline: Row) -> None:
     axes = panel.axes
     axes.set_xlabel("validation loss (nats per token)")
+    axes.locator_params(axis="x", nbins=6)
     _percent(axes, "f1")
     for one in series:
         _curve(axes, one, "validation_loss", "f1")
     if baseline["mean"] is not None:
         axes.axvline(baseline["mean"], color="0.6", linewidth=0.8, zorder=0)
-        axes.text(
-            baseline["mean"], 0.02, " no attack, no defense", color="0.4", fontsize=8,
-            rotation=90, ha="right", va="bottom", transform=axes.get_xaxis_transform(),
-        )  # fmt: skip
 
 
 # Marks.
@@ -318,13 +320,15 @@ def _damages(series: Iterable[_Series]) -> list[float]:
     return [spread[end] for spread in kinds for end in ("min", "max") if spread[end] is not None]
 
 
-def _damage_axis(axes: Axes, which: str, values: Sequence[float]) -> None:
+def _damage_axis(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
     axis = {"x": axes.xaxis, "y": axes.yaxis}[which]
     axis.set_label_text("damage: excess loss (nats per token)")
     if max(map(abs, values), default=0.0) > WIDE:
         set_scale = {"x": axes.set_xscale, "y": axes.set_yscale}[which]
         set_scale("symlog", linthresh=LINEAR, linscale=0.6)
         axis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        axes.locator_params(axis=which, nbins=7)
 
 
 def _gaps(values: Iterable[float | None]) -> list[float]:
@@ -334,7 +338,7 @@ def _gaps(values: Iterable[float | None]) -> list[float]:
 # Words.
 
 
-def _handles(series: Sequence[_Series]) -> list[tuple[str, Any]]:
+def _handles(series: Sequence[_Series], *, baseline: bool) -> list[tuple[str, Any]]:
     from matplotlib.lines import Line2D
 
     def handle(color: str, marker: str, line: Any, **look: Any) -> Line2D:
@@ -348,6 +352,8 @@ def _handles(series: Sequence[_Series]) -> list[tuple[str, Any]]:
         handles.append(("hollow: no defense", handle("0.4", "o", "none", markerfacecolor="white")))
     if any(row[what]["mean"] is None for row in rows for what in ("damage", "unprotected")):
         handles.append(("at the edge: not measured", handle("0.4", "x", "none")))
+    if baseline:
+        handles.append(("no attack, no defense", handle("0.6", "none", "-")))
     return handles
 
 

@@ -204,8 +204,8 @@ def _page(kind: Kind, data: Row, tracks: Row) -> str:
 def _facts(data: Row) -> str:
     keys = ("goal", "formula", "knowledge", "adaptive", "axis", "source")
     facts = {key: _prose(data[key]) for key in keys if key in data}
-    fence = "``" if "`" in data["formula"] else "`"
-    facts["formula"] = f"{fence}{data['formula']}{fence}"
+    before, after = ("`` ", " ``") if "`" in data["formula"] else ("`", "`")
+    facts["formula"] = before + data["formula"] + after
     return "\n".join(f"* {key.capitalize()}: {text}" for key, text in facts.items())
 
 

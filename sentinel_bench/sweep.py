@@ -103,14 +103,19 @@ def strengths(
         ConfigError: low >= high, fewer than 2 points, a logarithmic scale from 0 or below, or an
             end that is not whole where it must be.
     """
+    low, high = float(low), float(high)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f"a range goes from the smaller to the larger number, not {low}..{high}")
+        raise ConfigError(
+            f"a range goes from a smaller to a larger number, not {low:g} to {high:g}"
+        )
     if points < 2:
         raise ConfigError(f"a range takes at least 2 points, not {points}")
     if scale == "log" and low <= 0:
-        raise ConfigError(f"a logarithmic scale starts above 0, not at {low}; take --scale linear")
+        raise ConfigError(
+            f"a logarithmic scale starts above 0, not at {low:g}; take --scale linear"
+        )
     if whole and not (low.is_integer() and high.is_integer()):
-        raise ConfigError(f"whole numbers are needed, not {low}..{high}")
+        raise ConfigError(f"whole numbers are needed, not {low:g} to {high:g}")
     shares = [i / (points - 1) for i in range(1, points - 1)]
     if scale == "log" or (scale is None and low > 0):
         a, b = math.log(low), math.log(high)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sentinel_bench.api import Direction
 from sentinel_bench.pipeline.exchange import Exchange
 
 
@@ -53,14 +54,17 @@ class Boundary(nn.Module):
         """
         exchange = self.exchange
         assert exchange is not None
+        sender: tuple[int, Direction] = (
+            (self.index + 1, "gradient") if backward else (self.index, "activation")
+        )
+        if not exchange.looks(*sender):
+            return h, taint
         x = h.reshape(self.replicas, -1, *h.shape[1:])
         tainted = taint.bool().tolist()
         with torch.autocast(h.device.type, enabled=False):  # statistics are not the model's
             if backward:
                 x = x * self.replicas
-                out, now = exchange.cross(self.index + 1, "gradient", x, tainted)
-            else:
-                out, now = exchange.cross(self.index, "activation", x, tainted)
+            out, now = exchange.cross(*sender, x, tainted)
         taint_out = taint if now == tainted else taint.new_tensor(now)
         if out is x:
             return h, taint_out

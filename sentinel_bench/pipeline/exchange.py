@@ -24,6 +24,9 @@ class Exchange(Protocol):
     def idle(self) -> bool:
         """True if no signal is looked at or changed: the boundaries are then left out."""
 
+    def looks(self, stage: int, direction: Direction) -> bool:
+        """Tell whether what `stage` sends in a direction is looked at or changed."""
+
     def cross(
         self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
     ) -> tuple[Tensor, list[bool]]:
@@ -43,6 +46,10 @@ class WarmupExchange:
     def idle(self) -> bool:
         """True if nobody watches."""
         return not self._defenses and self._history.empty
+
+    def looks(self, stage: int, direction: Direction) -> bool:
+        """All signals are watched."""
+        return True
 
     def cross(
         self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
@@ -83,6 +90,10 @@ class LiveExchange:
     def idle(self) -> bool:
         """True if neither an attacker nor a defense looks at a signal."""
         return self.tamperer.idle and self.inspector.passive
+
+    def looks(self, stage: int, direction: Direction) -> bool:
+        """Tell whether a defense or an attacker needs to see a signal."""
+        return not self.inspector.passive or (stage, direction) in self.tamperer.seen
 
     def cross(
         self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]

@@ -197,6 +197,13 @@ class _Villain:
         self.harm.size += size_of(sent, honest)
 
 
+def _seen_by(villain: _Villain) -> set[tuple[int, Direction]]:
+    """Return whose signals an attacker changes, or receives."""
+    stage = villain.attacker.stage
+    sender: dict[Direction, int] = {"activation": stage - 1, "gradient": stage + 1}
+    return {(s, d) for d in villain.directions for s in (stage, sender[d])}
+
+
 class Tamperer:
     """All attackers of a cell.
 
@@ -225,6 +232,8 @@ class Tamperer:
         for villain in self._villains:
             a = villain.attacker
             self._malicious.setdefault(a.stage, []).append(a.replica)
+        self.seen = {place for v in self._villains for place in _seen_by(v)}
+        """What stages send in which directions that attackers change, or receive."""
         self._plan: dict[str, Any] = {}
         self._poisoned: set[tuple[int, int, int]] = set()
         self.update_stages = sorted(
