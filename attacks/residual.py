@@ -6,7 +6,6 @@ hidden]`. Where nothing was received, at the ends of the pipeline, all of these 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -93,7 +92,7 @@ class MirrorSurrogateParams(Frozen):
     ridge: float = Field(
         1e-3, ge=1e-6, description="of the regression, in units of its mean diagonal"
     )
-    decay: float = Field(0.98, gt=0, le=1, description="weight of the past in the fit, per step")
+    forgetting: float = Field(0.98, gt=0, le=1, description="weight of a step one step later")
 
 
 class MirrorSurrogate(Attack[MirrorSurrogateParams]):
@@ -129,21 +128,22 @@ class MirrorSurrogate(Attack[MirrorSurrogateParams]):
     def _predict(self, x: Tensor, r: Tensor, direction: str) -> Tensor:
         """Take `x` and `r` in, and return the relative change predicted for them, same shape.
 
-        A ridge regression without intercept from `r / rms(r)` per token to `(x - r) / norm(r)`;
-        tokens for which zeros were received do not count.
+        A ridge regression without intercept from `r / norm(r)` per token to `(x - r) / norm(r)`;
+        tokens for which zeros were received do not count. As the ridge is relative, it is the same
+        for inputs in units of their rms.
         """
         import torch
 
         norm: Tensor = torch.linalg.vector_norm(r, dim=-1, keepdim=True)
         scale = torch.where(norm > 0, 1 / norm, 0.0)
         hidden = x.shape[-1]
-        inputs = (r * scale * math.sqrt(hidden)).flatten(0, 1)
+        inputs = (r * scale).flatten(0, 1)
         changes = ((x - r) * scale).flatten(0, 1)
         gram, cross = inputs.T @ inputs, inputs.T @ changes
         if direction in self._sums:
             past_gram, past_cross = self._sums[direction]
-            gram = gram + self.params.decay * past_gram
-            cross = cross + self.params.decay * past_cross
+            gram = gram + self.params.forgetting * past_gram
+            cross = cross + self.params.forgetting * past_cross
         self._sums[direction] = gram, cross
         ridge = (self.params.ridge * gram.diagonal().mean()).clamp_min(TINY)
         weights: Tensor = torch.linalg.solve(gram + ridge * torch.eye(hidden).to(gram), cross)

@@ -109,13 +109,13 @@ def test_mirror_of_the_mirror_image_is_the_signal(create, context):
 # --- mirror-surrogate -----------------------------------------------------------------------------
 
 
-def predicted(traffic: list[tuple[Tensor, Tensor]], ridge: float, decay: float) -> Tensor:
+def predicted(traffic: list[tuple[Tensor, Tensor]], ridge: float, forgetting: float) -> Tensor:
     """Return the relative change predicted for the last of `traffic`, by weighted least squares."""
     hidden = traffic[0][0].shape[-1]
     inputs, changes = [], []
     for age, (received, x) in enumerate(reversed(traffic)):
         r, h = received.double().flatten(0, 1), x.double().flatten(0, 1)
-        weight = decay ** (age / 2)  # the root: squares are what is summed
+        weight = forgetting ** (age / 2)  # the root: squares are what is summed
         inputs.append(weight * r / r.square().mean(1, keepdim=True).sqrt())
         changes.append(weight * (h - r) / r.norm(dim=1, keepdim=True))
     stacked = torch.cat(inputs)
@@ -139,23 +139,23 @@ def test_mirror_surrogate_predicts_from_its_past_with_less_and_less_weight(creat
     # multiple of (0, .75, 1), |.|^2 = 1.5625. The update's part along it is (0, .48, .64), and the
     # rest, (0, -.48, .36), is turned.
     received = torch.tensor([[[2.0, 0.0, 0.0]]])
-    attack, ctx = create("mirror-surrogate:decay=0.75"), context(received=received)
+    attack, ctx = create("mirror-surrogate:forgetting=0.75"), context(received=received)
     attack.signal(torch.tensor([[[2.0, 1.0, 0.0]]]), ctx)
     sent = attack.signal(torch.tensor([[[2.0, 0.0, 1.0]]]), ctx)
     torch.testing.assert_close(sent, torch.tensor([[[2.0, 0.96, 0.28]]]))
 
 
-@pytest.mark.parametrize(("ridge", "decay"), [(1e-3, 0.98), (0.5, 0.7), (1.0, 1.0)])
+@pytest.mark.parametrize(("ridge", "forgetting"), [(1e-3, 0.98), (0.5, 0.7), (1.0, 1.0)])
 def test_mirror_surrogate_keeps_what_a_ridge_regression_predicts_and_turns_the_rest(
-    create, context, ridge, decay
+    create, context, ridge, forgetting
 ):
-    attack = create(f"mirror-surrogate:ridge={ridge},decay={decay}")
+    attack = create(f"mirror-surrogate:ridge={ridge},forgetting={forgetting}")
     traffic = []
     for seed in range(6):
         traffic.append(some(seed, 2, 20, 8))
         received, x = traffic[-1]
         sent = attack.signal(x, context(received=received))
-        p = across(predicted(traffic, ridge, decay), received)
+        p = across(predicted(traffic, ridge, forgetting), received)
         change, honest = across(sent - received, received), across(x - received, received)
         norms = change.norm(dim=-1), honest.norm(dim=-1)
         torch.testing.assert_close(*norms, rtol=1e-5, atol=0)
