@@ -49,7 +49,8 @@ OWN: frozenset[Knowledge] = frozenset({Knowledge.OWN})
 
 def tier(knowledge: Iterable[Knowledge]) -> str:
     """Return what is known in one word, `own` left out beside more: "own", "honest+detector"."""
-    more = [k.value for k in Knowledge if k in set(knowledge) and k is not Knowledge.OWN]
+    known = set(knowledge) - {Knowledge.OWN}
+    more = [k.value for k in Knowledge if k in known]
     return "+".join(more) or Knowledge.OWN.value
 
 

@@ -137,7 +137,7 @@ def test_harm_weighted_recall_by_hand() -> None:
     assert found["recall"] == pytest.approx(200 / 3)
     # All found, in equal shares of a number that binary fractions cannot hold: still 100.
     rows = [act(5, 1, 0), ban(7, 1, 0)]
-    assert score(log(*rows, tamper(1, 0, 7, 0.1)))["harm_weighted_recall"] == 100
+    assert score(log(*rows, tamper(1, 0, 5, 0.1)))["harm_weighted_recall"] == 100
 
 
 def test_in_a_run_that_ends_early_harm_is_counted_up_to_its_last_step() -> None:
@@ -148,7 +148,7 @@ def test_in_a_run_that_ends_early_harm_is_counted_up_to_its_last_step() -> None:
     found = score(log(*rows, *end, steps=7, status="exhausted"))
     assert found["harm_weighted_recall"] == pytest.approx(200 / 3)
     # An act that the record has after its last step does no harm to the arithmetic.
-    late = [act(8, 1, 0), tamper(1, 0, 2, 0.5)]
+    late = [act(7, 1, 0), tamper(1, 0, 2, 0.5)]
     found = score(log(*late, *end, steps=7, status="exhausted"))
     assert found["harm_weighted_recall"] == 0
 

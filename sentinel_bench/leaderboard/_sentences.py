@@ -62,8 +62,9 @@ def _defended(name: str, content: Row) -> Iterator[tuple[int, list[str], str]]:
         key, setting = (worth["defense"], worth["setting"]), worth["setting"]
         rows = [row for row in content["rows"] if (row["defense"], row["setting"]) == key]
         yield setting, [params], _overall(worth, rows)
-        for mode in sorted({row["mode"] for row in rows if row["attack"] != "none"}):
-            chosen = [row for row in rows if row["mode"] == mode and row["attack"] != "none"]
+        attacks = [row for row in rows if row["attack"] != "none"]
+        for mode in sorted({row["mode"] for row in attacks}):
+            chosen = [row for row in attacks if row["mode"] == mode]
             seeds = _count(max(row["n"] for row in chosen), "seed")
             places = [params, mode, _count(len(chosen), "attack"), seeds]
             yield setting, places, _over_attacks(chosen)

@@ -542,7 +542,7 @@ def size_of(sent: Tensor, honest: Tensor) -> float:
         return 1.0
     difference = float(torch.linalg.vector_norm(sent.float() - honest.float()))
     whole = difference + float(torch.linalg.vector_norm(honest.float()))
-    share = difference / whole if whole > 0 else 0.0
+    share = 0.0 if whole == 0 else difference / whole
     return share if 0 <= share <= 1 else 1.0  # NaN: not finite
 
 

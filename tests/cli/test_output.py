@@ -34,7 +34,7 @@ class Needy(Attack[NeedyParams]):
 
     name = "needy"
     goal = formula = source = "test"
-    knowledge = Knowledge.OWN
+    knowledge = frozenset({Knowledge.OWN})
     Params = NeedyParams
 
     def signal(self, x: Any, ctx: AttackContext) -> Any:

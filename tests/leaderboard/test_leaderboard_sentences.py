@@ -30,10 +30,16 @@ def test_an_attack_has_a_line_for_each_track_mode_and_parameter_setting(
     save("c", "zero:x=1", "sentinel", mode="gradient", **FOUND)
     save("d", "zero", "none", track="mixed", excess_loss=-0.125)
     save("e", "zeroes", "none")
-    save("f", "zero", "sentinel:values=x")
+    for seed in range(4):
+        save(f"f{seed}", "zero", "sentinel:values=x", seed)
+    save("g", "zero", "none", mode="gradient", excess_loss=0.5)
+    save("h", "zero:a=1", "sentinel", **FOUND)
     assert attacked(tmp_path, "zero") == [
         "core, activation, 3 seeds: excess loss +2.500 unprotected; "
         "under sentinel +0.007, recall 100, F1 100, false bans 0",
+        "core, activation, a=1, 1 seed: "
+        "under sentinel excess loss +0.007, recall 100, F1 100, false bans 0",
+        "core, gradient, 1 seed: excess loss +0.500 unprotected",
         "core, gradient, x=1, 1 seed: "
         "under sentinel excess loss +0.007, recall 100, F1 100, false bans 0",
         "mixed, activation, 1 seed: excess loss -0.125 unprotected",
@@ -97,6 +103,10 @@ def test_settings_of_one_track_are_told_apart(save: Any, tmp_path: Path) -> None
     save("b", "zero", "none", steps=200, excess_loss=2.0)
     lines = attacked(tmp_path, "zero")
     assert [line.split(",")[0] for line in lines] == ["core [1]", "core [2]"]
+    overall, by_mode, *others = defended(tmp_path, "none")
+    assert overall.startswith("core [1]: damage-weighted recall 1 over 1 attack")
+    assert by_mode.startswith("core [1], activation, 1 attack, 1 seed")
+    assert [line.split(",")[0].split(":")[0] for line in others] == ["core [2]", "core [2]"]
 
 
 def test_a_defense_is_shown_over_all_attacks_and_by_mode(save: Any, tmp_path: Path) -> None:
