@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class Bulyan(Aggregator[AggregatorParams]):
-    """Chooses rows by Krum again and again, then averages what lies around their median."""
+    """Chooses rows by Krum again and again, then averages what lies around their median.
+
+    The last rows are chosen from `2f + 1`, with `f - 1` neighbours. With a single one (f up to 2)
+    the two rows that are nearest to each other always tie: the first of them is chosen.
+    """
 
     name = "bulyan"
     goal = "withstand f rows that hide one large coordinate among many ordinary ones"

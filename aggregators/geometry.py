@@ -2,7 +2,7 @@
 
 A product of rows `[n, d]` around a centre costs one look at them, whatever is done with it: n^2
 numbers then stand for all geometry. It is accurate as far as the rows are about as far from the
-centre as from each other; `squared_distances` sees to that.
+centre as from each other. The mean is no such centre: one outlier moves it away from all others.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+SAMPLE = 4096
+"""Coordinates that tell which row lies in the middle."""
 RESOLVED = 1e-3
 """A squared distance below this share of the two squared norms is lost in their rounding."""
 
@@ -26,18 +28,7 @@ def combine(weights: Sequence[float], rows: Tensor) -> Tensor:
     return rows.new_tensor(weights) @ rows
 
 
-def squared_distances(rows: Tensor) -> Tensor:
-    """Return the squared distances between all rows `[n, d]`, `[n, n]` float64, 0 on the diagonal.
-
-    Around the mean of all rows at first. Rows that lie close together but far from it, as the
-    honest ones do beside an outlier, are then taken by themselves, around their own mean.
-    """
-    return _distances(rows, list(range(len(rows))))
-
-
-def gram(
-    rows: Tensor, centre: Tensor | None = None, members: Sequence[int] | None = None
-) -> Tensor:
+def gram(rows: Tensor, centre: Tensor) -> Tensor:
     """Return the inner products of rows around a centre, `[n, n]` float64.
 
     Where squares overflow or vanish in the dtype of the rows, float64 is used throughout. That in
@@ -45,52 +36,61 @@ def gram(
 
     Args:
         rows: `[n, d]`, finite.
-        centre: `[d]`; their own mean if it is None.
-        members: which rows are meant; all if it is None.
+        centre: `[d]`.
     """
     import torch
 
-    products = _products(rows, centre, members, rows.dtype)
-    largest = float(products.diagonal().amax())
+    products = _products(rows, centre, rows.dtype)
     info = torch.finfo(rows.dtype)
-    if info.tiny / info.eps * rows.shape[1] < largest < math.inf:
+    least = info.tiny / info.eps * len(centre)
+    norms = products.diagonal().tolist()
+    if all(least < a < math.inf or x.equal(centre) for a, x in zip(norms, rows, strict=True)):
         return products
-    return _products(rows, centre, members, torch.float64)
+    return _products(rows, centre, torch.float64)
 
 
-def _products(
-    rows: Tensor, centre: Tensor | None, members: Sequence[int] | None, dtype: torch.dtype
-) -> Tensor:
+def squared_distances(rows: Tensor) -> Tensor:
+    """Return the squared distances between all rows `[n, d]`, `[n, n]` float64, 0 on the diagonal.
+
+    They are taken around a row in the middle. Rows that lie close together but far from it, as
+    colluding outliers do, are then taken once more by themselves.
+    """
+    products = gram(rows, rows[_central(rows)])
+    norms = products.diagonal()
+    scale = norms[:, None] + norms
+    squared = _squared(products).fill_diagonal_(0)
+    # the row in the middle is in none of the groups, so that each is smaller than the whole
+    for group in _groups((squared < RESOLVED * scale).tolist()):
+        index = squared.new_tensor(group).long()
+        squared[index[:, None], index] = squared_distances(rows[group])
+    return squared
+
+
+def _products(rows: Tensor, centre: Tensor, dtype: torch.dtype) -> Tensor:
     """Sum the products of the blocks, each taken in `dtype`, in float64."""
-    n = len(rows) if members is None else len(members)
+    n = len(rows)
     products = rows.new_zeros(n, n).double()
     columns = width(n, rows)
-    for start in range(0, rows.shape[1], columns):
-        block = rows[:, start : start + columns].to(dtype)
-        if members is not None:
-            block = block[members]
-        if centre is None:
-            middle = combine([1 / n] * n, block)
-        else:
-            middle = centre[start : start + columns].to(dtype)
-        block = block - middle
+    for start in range(0, len(centre), columns):
+        part = slice(start, start + columns)
+        block = rows[:, part].to(dtype) - centre[part].to(dtype)
         products += block @ block.T
     return products
 
 
-def _distances(rows: Tensor, members: list[int]) -> Tensor:
-    everybody = len(members) == len(rows)
-    products = gram(rows, members=None if everybody else members)
+def _squared(products: Tensor) -> Tensor:
+    """Return squared distances `[n, n]` from inner products."""
     norms = products.diagonal()
-    scale = norms[:, None] + norms
-    squared = (scale - products - products.T).clamp_(min=0)
-    squared.fill_diagonal_(0)
-    close = (squared < RESOLVED * scale).tolist()
-    for group in _groups(close):
-        if len(group) < len(members):
-            index = squared.new_tensor(group).long()
-            squared[index[:, None], index] = _distances(rows, [members[i] for i in group])
-    return squared
+    return (norms[:, None] + norms - (products + products.T)).clamp_(min=0)
+
+
+def _central(rows: Tensor) -> int:
+    """Return a row that is close to more than half of the others, judged by a sample."""
+    n, d = rows.shape
+    sample = rows[:, :: max(1, d // SAMPLE)].double()
+    sample = sample - sample[0]
+    to_half = _squared(sample @ sample.T).sort(1).values[:, n // 2].tolist()
+    return min(range(n), key=to_half.__getitem__)
 
 
 def _groups(close: list[list[bool]]) -> list[list[int]]:

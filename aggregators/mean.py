@@ -18,6 +18,7 @@ class Mean(Aggregator[AggregatorParams]):
     goal = "nothing: shows what an attack costs when every row counts"
     formula = "sum_i x_i / n"
     source = "baseline"
+    spreads = True
 
     def aggregate(self, rows: Tensor, f: int) -> Tensor:
         """Return the mean of the rows `[n, d]`."""

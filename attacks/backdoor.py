@@ -82,6 +82,6 @@ class Backdoor(Attack[BackdoorParams]):
                     clean = model.logits(ids).float().flatten(0, 1)
                     loss = loss + p.clean * cross_entropy(clean, labels.flatten())
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         return torch.cat([w.detach().flatten() for w in model.parameters]) - before

@@ -227,6 +227,7 @@ def _strength(panel: _Panel, series: Sequence[_Series]) -> None:
                 _cross(axes, one, strength, EDGE - 0.03 * lost, axes.get_xaxis_transform())
             lost += bool(gone)
     _damage_axis(axes, "y", _damages(swept))
+    axes.margins(y=0.05 + 0.03 * lost)  # room for the crosses
 
 
 def _loss(panel: _Panel, series: Sequence[_Series], baseline: Row) -> None:

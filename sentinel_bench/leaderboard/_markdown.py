@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
+BUSY = 0.5  # a relative speed that is no better known than this says nothing
 LONGEST = 200  # characters of a name or a reason
 
 _COLUMNS = (  # title, metric, format
@@ -41,7 +42,8 @@ _DEFINITIONS = """\
 * Detection steps: from an attacker's first corrupted signal to its ban, inclusive.
 * False bans: workers banned that had not acted.
 * Validation loss: nats per token on held-out text. Excess loss: less that of the same seeds with
-  no attack and no defense. Relative TPS: training speed over that of the same paired run.
+  no attack and no defense. Relative TPS: training speed over that of the same paired run; `busy`
+  where the interval is wider than ± 0.5: the machine did something else beside.
 * Capacity: smallest share of workers not banned, over the stages, at the end.
 * Outcome: `broken` if the run diverged, the excess loss is above 0.05, capacity is below a half,
   or, without an attack, more than 1 % of the workers were banned; `invalid` if a run says nothing.
@@ -156,7 +158,10 @@ def _details(rows: Sequence[Row], columns: Sequence[tuple[str, str, str]], numbe
                 _text(row["knowledge"]),
                 *[str(row["setting"])] * numbered,
                 str(row["n"]),
-                *(_spread(row["metrics"][name], style, row["n"]) for _, name, style in columns),
+                *(
+                    _spread(name, row["metrics"][name], style, row["n"])
+                    for _, name, style in columns
+                ),
                 f"**{outcome}**" if row["invalid"] else outcome,
                 escape("; ".join(row["marks"])),
             ]
@@ -198,7 +203,9 @@ def _footer(track: Row, problems: Sequence[Row]) -> Iterable[str]:
         yield "\n".join("    " + " ".join(command.split()) for command in track["commands"])
 
 
-def _spread(metric: Row, style: str, expected: int) -> str:
+def _spread(name: str, metric: Row, style: str, expected: int) -> str:
+    if name == "relative_tps" and (metric["half"] or 0) > BUSY:
+        return "busy"
     text = _plain(metric["mean"], style)
     if metric["half"] is not None:
         text += f" ± {_plain(metric['half'], style.lstrip('+'))}"

@@ -121,9 +121,13 @@ def directions(mode: str) -> tuple[Direction, ...]:
 class Workplace(Protocol):
     """A stage as the tampering side sees it, for attacks on weights."""
 
-    targets: Tensor
-    """`[replicas, batch, tokens]`"""
-    vocabulary: int
+    @property
+    def targets(self) -> Tensor:
+        """What the replicas have to predict, `[replicas, batch, tokens]`."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model knows."""
 
     def gradient(self, replica: int) -> Tensor:
         """Return the weight gradients `[parameters]` of a replica's own mean loss."""
@@ -174,7 +178,8 @@ class _Villain:
         # A copy: whatever the attack does to it, the pipeline's own tensor stays as it is.
         honest = given.clone()
         version = honest._version
-        where = f"attack {a.attack.name} (step {context.step}, stage {a.stage}, replica {a.replica})"
+        place = f"step {context.step}, stage {a.stage}, replica {a.replica}"
+        where = f"attack {a.attack.name} ({place})"
         try:
             sent = getattr(self.attack, method)(honest, context)
         except PluginError:
@@ -381,7 +386,7 @@ class Tamperer:
                 continue
             if not _readable(sent, own):
                 raise PluginError(
-                    f"attack {a.attack.name}: update returned {_form(sent)} instead of {_form(own)}",
+                    f"attack {a.attack.name}: update returned {_form(sent)}, not {_form(own)}",
                     party="attack",
                 )
             villain.did(sent, own)
@@ -425,7 +430,7 @@ class Tamperer:
                 continue
             if not _readable(changed, weights):
                 raise PluginError(
-                    f"attack {a.attack.name}: inject returned {_form(changed)} instead of "
+                    f"attack {a.attack.name}: inject returned {_form(changed)}, not "
                     f"{_form(weights)}",
                     party="attack",
                 )

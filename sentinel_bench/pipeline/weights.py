@@ -135,5 +135,5 @@ def set_weights(module: nn.Module, vector: Tensor) -> None:
 
 def _parts(module: nn.Module, vector: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
     parameters = trainable(module)
-    parts = vector.split([p.numel() for p in parameters])
+    parts = torch.split(vector, [p.numel() for p in parameters])
     return [(p, part.view_as(p)) for p, part in zip(parameters, parts, strict=True)]

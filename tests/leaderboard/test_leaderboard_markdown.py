@@ -187,3 +187,10 @@ def test_five_hundred_results_are_quick(save: Any, tmp_path: Path) -> None:
     start = time.process_time()
     build([tmp_path / "runs"], tmp_path / "out")
     assert time.process_time() - start < 0.4
+
+
+def test_a_speed_that_is_not_known_is_not_shown(save: Any, tmp_path: Path) -> None:
+    for seed, speed in enumerate((0.9, 0.95, 4.0)):  # mean 1.95, half width 4.3 * 1.76 / sqrt(3)
+        save(f"a{seed}", "zero", seed=seed, relative_tps=speed)
+    (path,) = build([tmp_path], tmp_path / "out")
+    assert "| busy | 3 defended |" in path.read_text()
