@@ -7,4 +7,8 @@ DEFENSES = {
     "none": "sentinel_bench.defenses.none:NoDefense",
     "averaging": "sentinel_bench.defenses.sentinel:Averaging",
     "sentinel": "sentinel_bench.defenses.sentinel:Sentinel",
+    "coherence": "sentinel_bench.defenses.coherence:Coherence",
+    "surrogate": "sentinel_bench.defenses.surrogate:Surrogate",
+    "cross-replica": "sentinel_bench.defenses.replicas:CrossReplica",
+    "layered": "sentinel_bench.defenses.layered:Layered",
 }

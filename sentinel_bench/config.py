@@ -6,7 +6,6 @@ against one defense in a scenario. Each class checks what it can see by itself.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from itertools import pairwise
@@ -350,31 +349,38 @@ def _keys(model: Any, place: list[str]) -> list[str]:
 
 
 def _inline(value: Any) -> str:
-    """Return a value on one line, so that YAML reads the same value back."""
+    """Return a value on one line, so that `_split` and YAML read the same value back."""
     import yaml
 
-    if isinstance(value, str) and set(value) & set(",[]{}'\""):
-        return json.dumps(value)
-    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"))
+    quoted = isinstance(value, str) and not set(value).isdisjoint(",[]{}'\"")
+    text = yaml.safe_dump(
+        value,
+        default_flow_style=True,
+        default_style='"' if quoted else None,
+        width=float("inf"),
+    )
     return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas that stand outside of brackets, braces and quotes."""
-    parts, depth, current, quote = [], 0, "", ""
-    for before, char in pairwise(f" {text}"):
-        if char == quote:
-            quote = ""
-        elif not quote and char in "'\"" and before in "= [{,:":
+    """Split at commas that stand outside of brackets, braces and quotes, as YAML has them."""
+    parts, depth, quote, escaped = [""], 0, "", False
+    last = "="  # what stands before, blanks left out: a quote in a word is a letter
+    for before, char in pairwise(f"={text}"):
+        if quote:
+            closes = char == quote and not escaped
+            escaped = char == "\\" and quote == '"' and not escaped
+            quote = "" if closes else quote  # two in a row: closed and opened again
+        elif char in "'\"" and (last in "=[{," or (last, before) == (":", " ") or last == char):
             quote = char
-        if not quote:
-            depth += (char in "[{") - (char in "]}")
-        if char == "," and depth == 0 and not quote:
-            parts.append(current)
-            current = ""
+        elif char == "," and depth == 0:
+            parts.append("")
+            last = char
+            continue
         else:
-            current += char
-    parts.append(current)
+            depth += (char in "[{") - (char in "]}")
+        parts[-1] += char
+        last = last if char.isspace() else char
     return parts if text.strip() else []
 
 

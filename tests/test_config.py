@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sentinel_bench.config import (
@@ -72,6 +72,95 @@ def test_a_label_is_read_back_as_the_same_component(flat: dict[str, Any]) -> Non
     for key, value in flat.items():
         set_dotted(params, key, value)
     component = Component(name="name", params=params)
+    assert Component.parse(component.label()) == component
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("a:x='b:y=1,z=2'", "b:y=1,z=2"),
+        ('a:x="b:y=1,z=2"', "b:y=1,z=2"),
+        ("a:x=' b, c '", " b, c "),
+        ("""a:x='b:y="c,d"'""", 'b:y="c,d"'),
+        ("""a:x="b:y='c,d'\"""", "b:y='c,d'"),
+        ("a:x=['b:y=1,z=2',c]", ["b:y=1,z=2", "c"]),
+        ("a:x=[[1,2],'3,4']", [[1, 2], "3,4"]),
+        ("a:x={k: 'b,c', l: [d]}", {"k": "b,c", "l": ["d"]}),
+        ("a:x=don't", "don't"),
+        ("a:x=5'", "5'"),
+    ],
+)
+def test_commas_in_quotes_and_brackets_do_not_end_a_value(text: str, value: Any) -> None:
+    assert Component.parse(f"{text},w=7") == Component(name="a", params={"x": value, "w": 7})
+    assert Component.parse(text) == Component(name="a", params={"x": value})
+
+
+INSIDE = [
+    "zeros",
+    "delay:steps=3",
+    "bias:kind=constant,sigma=2",
+    "sentinel:beta.activation=.5,statistics=[l1, l2]",
+    "on-off:attack='delay:steps=3'",
+    "it's",
+    "- a",
+    "a: b",
+    "a #b",
+    "[",
+    "}",
+    "'",
+    '"',
+    "",
+    " ",
+    "true",
+    "1e5",
+    "null",
+    "~",
+    "\\",
+    "\\,",
+    "a\nb",
+    "\t",
+    "\u00e9,",
+    "\x85,",
+    "=,=",
+    ":",
+]
+
+
+@pytest.mark.parametrize("text", INSIDE)
+def test_a_label_quotes_what_a_value_holds(text: str) -> None:
+    for value in (text, [text], [text, "z", text], {"deep": text}, {"deep": [text]}):
+        component = Component(name="n", params={"first": value, "last": text})
+        assert Component.parse(component.label()) == component
+
+
+def test_components_in_components_are_read_back() -> None:
+    one = Component(name="delay", params={"steps": 3, "kind": "a b"})
+    two = Component(name="on-off", params={"attack": one.label(), "burst": 2})
+    again = Component.parse(two.label())
+    assert again == two
+    assert Component.parse(again.params["attack"]) == one
+
+
+@pytest.mark.parametrize(
+    "value", ['a",b', 'delay:kind="a,b"', '\\",', ["'],"], ["''],'"], ["on-off:attack='a,[b'"]]
+)
+def test_a_label_may_hold_quotes_and_commas_or_brackets_at_once(value: Any) -> None:
+    component = Component(name="n", params={"x": value, "y": 1})
+    assert Component.parse(component.label()) == component
+
+
+NESTED = st.text("ab,:=[]{} '\"\\", max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(NESTED, max_size=2), NESTED)
+def test_a_label_with_quotes_and_brackets_is_read_back(inner: list[str], text: str) -> None:
+    component = Component(name="n", params={"x": text, "y": inner})
+    assert Component.parse(component.label()) == component
+
+
+def test_a_label_may_hold_a_character_beyond_the_first_plane() -> None:
+    component = Component(name="n", params={"x": "\U0001f600,"})
     assert Component.parse(component.label()) == component
 
 

@@ -13,6 +13,7 @@ import pytest
 from sentinel_bench import registry
 from sentinel_bench.api import Attack, Defense, NoParams
 from sentinel_bench.attacks import ATTACKS
+from sentinel_bench.attacks.wrap import Wrapper
 from sentinel_bench.config import Component, Frozen
 from sentinel_bench.defenses import DEFENSES
 from sentinel_bench.errors import ConfigError, PluginError
@@ -192,3 +193,118 @@ def test_the_identity_of_a_plugin_holds_all_of_its_parameters() -> None:
     assert registry.attacks.identity(Component.parse("delay:steps=101")) != one
     fences = registry.defenses.identity(Component(name="sentinel"))["params"]
     assert {"lambda", "violations", "quarantine", "seed", "statistics"} <= fences.keys()
+
+
+# --- plugins that name other plugins --------------------------------------------------------------
+
+
+def test_the_identity_of_a_wrapper_holds_those_of_what_it_wraps() -> None:
+    inner = "delay:steps=3"
+    identity = registry.attacks.identity(Component.parse(f"on-off:attack='{inner}',burst=2"))
+    assert identity["wraps"] == [registry.attacks.identity(Component.parse(inner))]
+    assert identity["params"] == {"attack": inner, "burst": 2, "period": 104}
+    assert "wraps" not in registry.attacks.identity(Component.parse(inner))
+    nested = registry.attacks.identity(Component.parse("on-off:attack='fence-rider:attack=delay'"))
+    (rider,) = nested["wraps"]
+    (delay,) = rider["wraps"]
+    assert (rider["name"], delay) == (
+        "fence-rider",
+        registry.attacks.identity(Component.parse("delay")),
+    )
+    pool = registry.attacks.identity(Component.parse("mixed:pool=[zeros,'delay:steps=3',ones]"))
+    assert [i["name"] for i in pool["wraps"]] == ["zeros", "delay", "ones"]
+
+
+def test_another_attack_inside_is_another_identity() -> None:
+    texts = [
+        "on-off",
+        "on-off:attack=ones",
+        "on-off:attack='ones:value=2'",
+        "on-off:attack='ones:value=3'",
+        "on-off:attack='fence-rider:attack=ones'",
+        "on-off:attack='fence-rider:attack=zeros'",
+    ]
+    identities = [registry.attacks.identity(Component.parse(text)) for text in texts]
+    assert len({str(i) for i in identities}) == len(texts)
+    assert registry.attacks.identity(Component.parse("on-off:attack=zeros")) == identities[0]
+
+
+def test_the_identity_of_a_wrapper_depends_on_the_code_of_what_it_wraps(
+    installed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reg = installed(ours=good("ours"))
+    monkeypatch.setattr(registry, "attacks", reg)
+    for text in (
+        "on-off:attack=ours/double",
+        "mixed:pool=[zeros,ours/double]",
+        "on-off:attack='fence-rider:attack=ours/double'",
+    ):
+        (tmp_path / "ours" / "helper.py").write_text("FACTOR = 2\n")
+        first = reg.identity(Component.parse(text))
+        assert reg.identity(Component.parse(text)) == first
+        (tmp_path / "ours" / "helper.py").write_text("FACTOR = 3\n")
+        assert reg.identity(Component.parse(text)) != first
+
+
+def test_a_plugin_of_another_package_acts_inside_of_a_wrapper(
+    installed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reg = installed(ours=good("ours"))
+    monkeypatch.setattr(registry, "attacks", reg)
+    wrapper = reg.create(Component.parse("on-off:attack=ours/double"))
+    assert isinstance(wrapper, Wrapper)
+    assert wrapper.inner.__class__.__module__ == "ours.plugin"
+
+
+class Pair(Attack[Any]):
+    """Wraps what its parameters name, without checking it itself."""
+
+    name: ClassVar[str] = "pair"
+    goal = formula = source = "test"
+
+    class Params(Frozen):
+        inside: list[str] = []
+
+    @classmethod
+    def wraps(cls, params: Any) -> list[Component]:
+        return [Component.parse(text) for text in params.inside]
+
+
+@pytest.mark.parametrize(
+    ("inside", "message"),
+    [
+        ("zeroes", "unknown attack 'zeroes'; did you mean zeros"),
+        ("delay:step=3", "attack delay: unknown key 'step'; did you mean steps"),
+        ("delay:steps=0", "attack delay: steps: "),
+        ("on-off:attack=zeroes", "unknown attack 'zeroes'"),
+        ("pair:inside=[zeros,'delay:steps=0']", "attack delay: steps: "),
+    ],
+)
+def test_what_a_plugin_wraps_is_checked_before_it_is_made(
+    plug: Callable[..., None], inside: str, message: str
+) -> None:
+    plug(Pair)
+    component = Component(name="pair", params={"inside": ["zeros", inside]})
+    for method in (registry.attacks.params, registry.attacks.create, registry.attacks.identity):
+        with pytest.raises(ConfigError) as error:
+            method(component)
+        assert message in str(error.value)
+    assert registry.attacks.params(Component(name="pair", params={"inside": ["zeros"]}))
+
+
+class Mute(Attack[NoParams]):
+    """Cannot say what it wraps."""
+
+    name: ClassVar[str] = "mute"
+    goal = formula = source = "test"
+
+    @classmethod
+    def wraps(cls, params: Any) -> list[Component]:
+        raise ValueError("no idea")
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="wraps is called without a guard")
+def test_a_plugin_that_cannot_say_what_it_wraps_is_at_fault(plug: Callable[..., None]) -> None:
+    plug(Mute)
+    with pytest.raises(PluginError):
+        registry.attacks.params(Component(name="mute"))

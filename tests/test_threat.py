@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
+from sentinel_bench.api import Attack, AttackContext, Knowledge, NoParams
 from sentinel_bench.config import Component, Scenario
-from sentinel_bench.errors import ConfigError
-from sentinel_bench.pipeline.tamper import History, Tamperer
+from sentinel_bench.errors import ConfigError, PluginError
+from sentinel_bench.pipeline.tamper import History, Tamperer, directions, size_of
 from sentinel_bench.threat import Attacker, place
 
 SCHEDULES = ["at-once", "waves", "random-start", "rate"]
@@ -224,6 +227,294 @@ def test_two_workers_of_one_attack_send_different_noise():
     one, other = (a.replica for a in attackers)
     assert [r for r, t in enumerate(sent.tampered) if t] == sorted([one, other])
     assert not torch.equal(sent.x[one], sent.x[other])
+
+
+# --- collusion ------------------------------------------------------------------------------------
+
+
+def noise(attackers: tuple[Attacker, ...], step: int = 140) -> dict[tuple[int, int], list[float]]:
+    """What each attacker sends at a step in place of zeros."""
+    tamperer = Tamperer(attackers, History(), "cpu", lambda stage, replica: False)
+    found = {}
+    for stage in sorted({a.stage for a in attackers}):
+        for now in range(140, step + 1):
+            sent = tamperer.send(stage, "activation", now, torch.zeros(8, 1, 2, 4), None)
+        found |= {
+            (a.stage, a.replica): sent.x[a.replica].flatten().tolist()
+            for a in attackers
+            if a.stage == stage
+        }
+    return found
+
+
+def test_colluders_draw_the_same_numbers_in_a_stage_and_others_in_another():
+    for step in (140, 143):
+        sent = noise(placed(schedule="at-once", collude=True), step)
+        by_stage = {s: [x for (stage, _), x in sent.items() if stage == s] for s in range(1, 6)}
+        assert all(one == other for one, other in by_stage.values())
+        assert len({tuple(x) for x in sent.values()}) == 5
+        alone = noise(placed(schedule="at-once"), step)
+        assert len({tuple(x) for x in alone.values()}) == len(alone) == 10
+
+
+def test_colluders_with_a_rate_act_in_the_same_steps():
+    for collude in (True, False):
+        given = {"schedule": "rate", "rate": 0.5, "collude": collude}
+        attackers = [a for a in placed(**given) if a.stage == 1]
+        tamperer = Tamperer(attackers, History(), "cpu", lambda stage, replica: False)
+        acting = {
+            sum(tamperer.send(1, "activation", step, torch.zeros(8, 1, 1, 2), None).tampered)
+            for step in range(140, 200)
+        }
+        assert acting == ({0, 2} if collude else {0, 1, 2})
+
+
+def test_collusion_changes_random_numbers_alone():
+    def rest(attackers: tuple[Attacker, ...]) -> list[Any]:
+        return [(a.stage, a.replica, a.start, a.attack, a.mode) for a in attackers]
+
+    for schedule in SCHEDULES:
+        one, other = (placed(schedule=schedule, collude=c) for c in (False, True))
+        assert rest(one) == rest(other)
+        assert len({a.seed for a in other}) == 5
+        assert not {a.seed for a in one} & {a.seed for a in other if a.replica}
+
+
+def test_another_threat_seed_gives_colluders_other_numbers():
+    one, other = (placed(collude=True, seeds={"threat": s}) for s in (0, 1))
+    assert not {a.seed for a in one} & {a.seed for a in other}
+
+
+# --- what each attacker does ----------------------------------------------------------------------
+
+MIXED = Component.parse("mixed")
+POOL = Component.parse(
+    'mixed:pool=[zeros,"delay:steps=20",alie,"on-off:attack=fence-rider",label-flip],'
+    "modes=[activation,both]"
+)
+
+
+def roles(attackers: tuple[Attacker, ...]) -> list[tuple[str, str]]:
+    return [(a.attack.label(), a.mode) for a in attackers]
+
+
+def test_what_is_dealt_follows_from_the_threat_seed_alone():
+    for schedule in SCHEDULES:
+        given = {"stages": 16, "schedule": schedule}
+        one = placed(MIXED, **given)
+        assert placed(MIXED, **given) == one
+        for seed in ("model", "data"):
+            assert placed(MIXED, **given, seeds={seed: 5}) == one
+        other = placed(MIXED, **given, seeds={"threat": 1})
+        assert roles(other) != roles(one)
+
+
+def test_dealing_changes_neither_workers_nor_starts_nor_random_numbers():
+    for schedule in SCHEDULES:
+        for collude in (False, True):
+            given = {"schedule": schedule, "collude": collude}
+            one, other = placed(MIXED, **given), placed(Component(name="zeros"), **given)
+            assert [(a.stage, a.replica, a.start, a.seed) for a in one] == [
+                (a.stage, a.replica, a.start, a.seed) for a in other
+            ]
+
+
+def test_an_attackers_role_does_not_depend_on_who_starts_when():
+    assert roles(placed(MIXED, schedule="waves")) == roles(placed(MIXED, schedule="random-start"))
+
+
+def test_the_mode_of_the_scenario_does_not_count_for_what_is_dealt():
+    modes = {mode: placed(MIXED, mode=mode) for mode in ("activation", "gradient", "both")}
+    assert len({str(roles(a)) for a in modes.values()}) == 1
+    assert {a.mode for a in modes["both"]} == {"activation", "gradient"}
+
+
+def test_the_truth_records_what_each_attacker_does_and_knows():
+    expected = {
+        "zeros": ({}, "own"),
+        "delay": ({"steps": 20}, "own"),
+        "alie": ({}, "honest"),
+        "on-off": ({"attack": "fence-rider"}, "detector"),
+        "label-flip": ({}, "own"),
+    }
+    attackers = placed(POOL, stages=32)
+    rows = [a.record() for a in attackers]
+    assert {row["attack"] for row in rows} == set(expected)
+    for a, row in zip(attackers, rows, strict=True):
+        assert (row["params"], row["knowledge"]) == expected[row["attack"]]
+        assert row["mode"] == a.mode
+        assert (row["mode"] == "update") == (row["attack"] == "label-flip")
+    assert {row["mode"] for row in rows} == {"activation", "both", "update"}
+
+
+@pytest.mark.parametrize(
+    ("attack", "mode", "knowledge"),
+    [
+        ("zeros", "both", "own"),
+        ("ipm", "both", "honest"),
+        ("fence-rider", "both", "detector"),
+        ("fence-rider:attack=alie", "both", "honest+detector"),
+        ("update-alie", "update", "honest"),
+        ("backdoor", "update", "model"),
+    ],
+)
+def test_the_record_says_on_what_an_attack_acts_and_what_it_knows(attack, mode, knowledge):
+    row = placed(Component.parse(attack), mode="both")[0].record()
+    assert (row["mode"], row["knowledge"]) == (mode, knowledge)
+
+
+def test_a_dealt_attacker_keeps_its_attack_and_mode_for_the_whole_run():
+    attackers = placed(
+        Component.parse('mixed:pool=[zeros,"ones:value=3"],modes=[activation,gradient]'),
+        schedule="at-once",
+        stages=16,
+    )
+    assert len(set(roles(attackers))) == 4
+    tamperer = Tamperer(attackers, History(), "cpu", lambda stage, replica: False)
+    value = {"zeros": 0.0, "ones": 3.0}
+    for step in range(140, 150):
+        for a in attackers:
+            for direction in ("activation", "gradient"):
+                sent = tamperer.send(a.stage, direction, step, torch.ones(8, 1, 1, 2), None)
+                expected = value[a.attack.name] if direction == a.mode else 1.0
+                assert sent.x[a.replica].unique().tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("activation", ("activation",)),
+        ("gradient", ("gradient",)),
+        ("both", ("activation", "gradient")),
+        ("update", ()),
+    ],
+)
+def test_the_directions_of_a_mode(mode, expected):
+    assert directions(mode) == expected
+
+
+def test_poison_self_is_a_part_of_the_truth():
+    assert {a.poison_self for a in placed()} == {False}
+    attackers = placed(poison_self=True)
+    assert {a.poison_self for a in attackers} == {True}
+    assert attackers[0].record()["poison_self"] is True
+
+
+class Dealer(Attack[NoParams]):
+    """Deals what a test tells it to deal."""
+
+    name: ClassVar[str] = "dealer"
+    goal = formula = source = "test"
+    dealt: ClassVar[Any] = None
+
+    @classmethod
+    def deal(cls, own: Component, mode: Any, rng: Any) -> Any:
+        if isinstance(cls.dealt, Exception):
+            raise cls.dealt
+        return cls.dealt
+
+
+@pytest.mark.xfail(strict=True, reason="what a plugin's deal does is not checked")
+@pytest.mark.parametrize(
+    "dealt",
+    [ValueError("no idea"), None, ("zeros", "both"), (Component(name="zeros"), "sideways"),
+     (Component(name="zeroes"), "both")],
+)  # fmt: skip
+def test_a_deal_that_cannot_be_is_the_attacks_fault(
+    plug: Callable[..., None], monkeypatch: pytest.MonkeyPatch, dealt: Any
+) -> None:
+    plug(Dealer)
+    monkeypatch.setattr(Dealer, "dealt", dealt)
+    with pytest.raises(PluginError) as error:
+        placed(Component(name="dealer"))
+    assert error.value.party == "attack"
+
+
+class Needy(Attack[NoParams]):
+    """Cannot say what it knows."""
+
+    name: ClassVar[str] = "needy"
+    goal = formula = source = "test"
+
+    def needs(self) -> frozenset[Knowledge]:
+        raise ValueError("no idea")
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="needs is called without a guard")
+def test_an_attack_that_cannot_say_what_it_knows_is_at_fault(plug: Callable[..., None]) -> None:
+    plug(Needy)
+    (attacker, *_) = placed(Component(name="needy"))
+    with pytest.raises(PluginError):
+        Tamperer([attacker], History(), "cpu", lambda stage, replica: False)
+    with pytest.raises(PluginError):
+        attacker.record()
+
+
+# --- how much harm --------------------------------------------------------------------------------
+
+
+class Pieces(Attack[NoParams]):
+    """Turns a third of what it sends around, in every second step."""
+
+    name: ClassVar[str] = "pieces"
+    goal = formula = source = "test"
+
+    def signal(self, x: Tensor, ctx: AttackContext) -> Tensor:
+        return x if ctx.step % 2 else -x
+
+
+X = torch.tensor([[[3.0, 4.0]]])
+"""A signal of length 5."""
+
+
+@pytest.mark.parametrize(
+    ("sent", "size"),
+    [
+        (X, 0.0),
+        (0 * X, 1 / 2),
+        (-X, 2 / 3),
+        (3 * X, 2 / 3),
+        (X + torch.tensor([4.0, -3.0]), 1 / 2),
+        (1e30 * X, 1.0),
+        (3e38 * X.sign(), 1.0),
+        (X / 0, 1.0),
+        (X.double(), 1.0),
+        (X[..., :1], 1.0),
+        (X * torch.nan, 1.0),
+        (torch.tensor([[[3.0, torch.nan]]]), 1.0),
+    ],
+)
+def test_the_size_of_a_lie_is_its_share_of_what_was_sent(sent, size):
+    assert size_of(sent, X) == pytest.approx(size)
+
+
+def test_the_size_of_a_lie_about_nothing_is_one_and_of_nothing_about_nothing_zero():
+    nothing = torch.zeros(1, 1, 2)
+    assert size_of(X, nothing) == 1.0
+    assert size_of(nothing, nothing) == 0.0
+
+
+def test_harm_is_counted_for_each_attacker_in_the_steps_in_which_it_lies(
+    plug: Callable[..., None],
+) -> None:
+    plug(Pieces)
+    texts = ("zeros", "pieces", "scaling:alpha=1")
+    crowd = [
+        Attacker(1, r, 2, Component.parse(text), "both", seed=r) for r, text in enumerate(texts)
+    ]
+    told: list[tuple[int, int, int, str]] = []
+    tamperer = Tamperer(crowd, History(), "cpu", lambda s, r: False, lambda *act: told.append(act))
+    for step in range(8):
+        for direction in ("activation", "gradient"):
+            tamperer.send(1, direction, step, X.expand(4, 1, 1, 2), None)
+    harms = {r: (h.signals, h.size) for (_, r), h in tamperer.harms().items()}
+    assert harms == {
+        0: (12, pytest.approx(12 * 0.5)),
+        1: (6, pytest.approx(6 * 2 / 3)),
+        2: (0, 0.0),
+    }
+    assert len(told) == 18
+    assert {r for _, _, r, _ in told} == {0, 1}
 
 
 # --- no room --------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_flags_go_over_the_file_and_the_file_over_the_track(call: Call) -> None:
         ("defenses", list(DEFENSES)),
         ("models", ["llama-tiny", "llama-3-0.6b"]),
         ("datasets", ["sotu", "c4", "fineweb", "fineweb-edu", "openwebtext", "wikitext2"]),
-        ("tracks", ["core", "smoke"]),
+        ("tracks", ["core", "adaptive", "mixed", "smoke"]),
     ],
 )
 def test_a_list_names_everything(call: Call, what: str, names: list[str]) -> None:

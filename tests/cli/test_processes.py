@@ -14,7 +14,7 @@ import pytest
 
 from sentinel_bench.record import find_runs, read_events, read_result
 
-HEAVY = ("torch", "transformers", "datasets", "sklearn", "tokenizers", "scipy")
+HEAVY = ("torch", "transformers", "datasets", "sklearn", "tokenizers", "scipy", "matplotlib")
 COMMANDS = [
     ["--help"],
     ["run", "--help"],

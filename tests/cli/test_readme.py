@@ -29,7 +29,7 @@ def test_a_command_of_readme_is_understood(
     words = shlex.split(command)
     if words[0] == "calibrate":
         words.append("--help")
-    done = call(*words, *(["--dry-run"] if words[0] == "run" else []))
+    done = call(*words, *(["--dry-run"] if words[0] in ("run", "sweep") else []))
     if words[0] in ("score", "leaderboard"):
         assert done.status in (1, 2)
         assert done.err.startswith("error: ")

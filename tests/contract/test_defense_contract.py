@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import random
+from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -234,6 +238,153 @@ def test_the_memory_of_a_defense_is_stated_and_bounded(name):
     assert sizes == [sizes[0]] * 3
     assert sizes[0] >= 0
     assert grid.defense.passive == (sizes[0] == 0)
+
+
+# --- preview --------------------------------------------------------------------------------------
+
+every_preview = pytest.mark.parametrize(
+    "name", [n for n in NAMES if registry.defenses.get(n).preview is not Defense.preview]
+)
+LIES = {
+    "honest": lambda s: s,
+    "one far": lambda s: with_rows(s, [2], 30.0, active=True),
+    "one near": lambda s: near(s, 2),
+    "most far": lambda s: with_rows(s, [0, 1, 3], -3.0, active=True),
+    "one inactive": inactive(1),
+    "all inactive": inactive(0, 1, 2, 3),
+}
+
+
+def near(signals: Signals, row: int) -> Signals:
+    """Let one replica add a little to what it sends."""
+    sent = signals.sent.clone()
+    sent[row] *= 1.1
+    return with_sent(signals, sent)
+
+
+def with_sent(signals: Signals, sent: Tensor) -> Signals:
+    s = signals
+    return Signals(s.stage, s.direction, s.step, sent, s.received, s.active)
+
+
+def state(thing: Any, seen: tuple[int, ...] = ()) -> Any:
+    """Return all that an object holds as plain values; tensors, random numbers by their bytes."""
+    if id(thing) in seen:
+        return "itself"
+    inner = partial(state, seen=(*seen, id(thing)))
+    if isinstance(thing, Tensor):
+        raw = thing.detach().cpu().contiguous().flatten().view(torch.uint8)
+        return (str(thing.dtype), [*thing.shape], raw.numpy().tobytes())
+    if isinstance(thing, torch.Generator):
+        return inner(thing.get_state())
+    if isinstance(thing, np.ndarray):
+        return (str(thing.dtype), thing.shape, thing.tobytes())
+    if isinstance(thing, np.random.Generator):
+        return inner(thing.bit_generator.state)
+    if isinstance(thing, random.Random):
+        return thing.getstate()
+    if isinstance(thing, dict):
+        return {repr(k): inner(v) for k, v in thing.items()}
+    if isinstance(thing, list | tuple | deque):
+        return [inner(v) for v in thing]
+    if isinstance(thing, set | frozenset):
+        return sorted(map(repr, thing))
+    if isinstance(thing, partial):
+        return [inner(part) for part in (thing.func, thing.args, thing.keywords)]
+    if thing is None or isinstance(thing, str | bytes | int | float | bool | type):
+        return thing
+    slots = [s for kind in type(thing).__mro__ for s in getattr(kind, "__slots__", ())]
+    held = {s: getattr(thing, s) for s in slots if hasattr(thing, s)} | getattr(
+        thing, "__dict__", {}
+    )
+    return (type(thing).__qualname__, inner(held))
+
+
+def spoken(verdict: Verdict | None) -> Any:
+    """Return all that a verdict says, by its bytes."""
+    if verdict is None:
+        return None
+    statistics = {k: (state(v), low, high) for k, (v, low, high) in verdict.statistics.items()}
+    parts = (verdict.flagged, verdict.severe, verdict.reference)
+    return [*map(state, parts), statistics]
+
+
+def test_the_state_of_an_object_shows_every_change_in_it():
+    class Deep:
+        __slots__ = ("x",)
+
+        def __init__(self) -> None:
+            self.x = {"a": [deque([torch.zeros(2, dtype=torch.bfloat16)])], "g": torch.Generator()}
+
+    thing = Deep()
+    first = state(thing)
+    assert state(thing) == state(copy.deepcopy(thing)) == first
+    thing.x["a"][0][0][1] = 1
+    second = state(thing)
+    torch.rand(1, generator=thing.x["g"])
+    assert len({str(s) for s in (first, second, state(thing))}) == 3
+
+
+@every_preview
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_preview_says_what_the_check_then_says_and_leaves_no_trace(name, lie, warm):
+    """Of a defense that draws afterwards, a preview may leave a part out."""
+    grid = Grid(name).warm_up() if warm else Grid(name)
+    for _ in range(2):
+        for stage, direction in BOUNDARIES:
+            signals = LIES[lie](grid.signals(stage, direction))
+            given = [t for t in (signals.sent, signals.received, signals.active) if t is not None]
+            before = [(t.clone(), t._version) for t in given]
+            held, drawn = state(grid.defense), torch.get_rng_state()
+            asked = [grid.defense.preview(signals) for _ in range(2)]
+            assert state(grid.defense) == held
+            assert torch.equal(torch.get_rng_state(), drawn)
+            for tensor, (value, version) in zip(given, before, strict=True):
+                assert torch.equal(tensor, value)
+                assert tensor._version == version
+            verdict = grid.defense.check(signals)
+            assert spoken(asked[0]) == spoken(asked[1])
+            if asked[0] is not None and {*asked[0].statistics} == {*verdict.statistics}:
+                assert spoken(asked[0]) == spoken(verdict)
+            elif asked[0] is not None:
+                assert {*asked[0].statistics} < {*verdict.statistics}
+                assert not (asked[0].flagged & ~verdict.flagged).any()
+            grid.defense.learn(signals, signals.active & ~verdict.flagged)
+        grid.defense.end_step(grid.now)
+        grid.now += 1
+
+
+@every_preview
+def test_a_defense_that_is_asked_all_the_time_comes_to_the_same_verdicts(name):
+    quiet, asked = Grid(name), Grid(name)
+    verdicts = []
+    for _ in range(30):
+        for stage, direction in BOUNDARIES:
+            signals = near(quiet.signals(stage, direction), 1)
+            other = with_rows(signals, [0, 2], 5.0, active=True)
+            pair = []
+            for grid, ask in ((quiet, False), (asked, True)):
+                grid.defense.preview(other) if ask else None
+                pair.append(grid.defense.check(signals))
+                grid.defense.preview(other) if ask else None
+                grid.defense.learn(signals, signals.active & ~pair[-1].flagged)
+                grid.defense.preview(other) if ask else None
+            verdicts.append(pair)
+        for grid in (quiet, asked):
+            grid.defense.end_step(grid.now)
+            grid.now += 1
+    assert state(quiet.defense) == state(asked.defense)
+    assert all(spoken(one) == spoken(two) for one, two in verdicts)
+
+
+@every_preview
+def test_a_preview_of_one_replica_does_not_depend_on_the_order_of_questions(name):
+    grid = Grid(name).warm_up()
+    signals = [LIES[lie](grid.signals(1, "activation")) for lie in LIES]
+    straight = [spoken(grid.defense.preview(s)) for s in signals]
+    backwards = [spoken(grid.defense.preview(s)) for s in reversed(signals)]
+    assert straight == backwards[::-1]
 
 
 @every_name

@@ -6,13 +6,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
 
-from sentinel_bench.api import Attack, AttackContext, Defense, ResponseParams, Signals, Verdict
+from sentinel_bench.api import (
+    Attack,
+    AttackContext,
+    Defense,
+    Knowledge,
+    ResponseParams,
+    Signals,
+    UpdateContext,
+    Verdict,
+)
 from sentinel_bench.config import Cell, Component, Frozen, Scenario
+from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
+from sentinel_bench.models.build import build_model
+from sentinel_bench.models.presets import layers_per_stage
 from sentinel_bench.pipeline.session import Session
+from sentinel_bench.pipeline.stages import split
+from sentinel_bench.threat import Attacker, place
 
 REFERENCE = 0.125
 """What the scripted defense offers in place of a gradient, everywhere."""
@@ -33,10 +49,25 @@ class Seen:
     replica: int = -1
 
 
+@dataclass
+class Told:
+    """What the harness told an attacker, `own` being its honest signal, update or weights."""
+
+    step: int
+    stage: int
+    direction: str
+    replica: int
+    own: Tensor
+    what: dict[str, Any]
+    """By the tier; "noise" is what colluders draw, "judgement" is of what was then sent."""
+
+
 SEEN: list[Seen] = []
 """By the defense that runs (in warm-up: by all of them)."""
 HEARD: list[Seen] = []
 """By attackers, `sent` being the honest signal; only of the attack `liar:what=listen`."""
+TOLD: list[Told] = []
+"""To spies, forgers and implants that `ask`."""
 _CLOCK = ("seconds", "time")
 LEARNED: list[tuple[int, int, str, list[bool]]] = []
 
@@ -45,6 +76,7 @@ def clear() -> None:
     """Forget what was seen."""
     SEEN.clear()
     HEARD.clear()
+    TOLD.clear()
     LEARNED.clear()
 
 
@@ -129,6 +161,7 @@ class LiarParams(Frozen):
     ] = "same"  # fmt: skip
     depth: int = 0
     since: int = 0
+    stages: tuple[int, ...] = tuple(range(99))
 
 
 class Liar(Attack[LiarParams]):
@@ -142,7 +175,7 @@ class Liar(Attack[LiarParams]):
         return self.params.depth
 
     def signal(self, x: Tensor, ctx: AttackContext) -> Any:
-        if ctx.step < self.params.since:
+        if ctx.step < self.params.since or ctx.stage not in self.params.stages:
             return x
         match self.params.what:
             case "nan" | "inf":
@@ -186,6 +219,150 @@ class Liar(Attack[LiarParams]):
         return x
 
 
+class SpyParams(LiarParams):
+    ask: tuple[Knowledge, ...] = ()
+    probes: int = 0
+    vandal: bool = False
+
+
+class Spy(Liar):
+    """A liar that asks for what it does not declare to know."""
+
+    name = "spy"
+    Params = SpyParams
+
+    def signal(self, x: Tensor, ctx: AttackContext) -> Any:
+        told = listen(self.params.ask, x, ctx)
+        if self.params.vandal:
+            spoil(told.what)
+        for i in range(self.params.probes):
+            ctx.detector.judge(x * i)
+        sent = super().signal(x, ctx)
+        if "detector" in told.what:
+            told.what["judgement"] = told.what.pop("detector").judge(sent)
+        return sent
+
+
+class Insider(Spy):
+    """A spy that declares all that there is to know about signals."""
+
+    name = "insider"
+    knowledge = frozenset({Knowledge.COLLUDERS, Knowledge.HONEST, Knowledge.DETECTOR})
+
+
+class ForgerParams(Frozen):
+    what: Literal[
+        "same", "copy", "flip", "nan", "short", "double", "nothing", "raise", "change", "relabel",
+    ] = "same"  # fmt: skip
+    ask: tuple[Knowledge, ...] = ()
+    vandal: bool = False
+
+
+class Forger(Attack[ForgerParams]):
+    """Contributes what it is told to contribute."""
+
+    name = "forger"
+    goal = formula = source = "test"
+    knowledge = frozenset({Knowledge.COLLUDERS, Knowledge.HONEST})
+    axis = "weights"
+    Params = ForgerParams
+
+    def update(self, grad: Tensor, ctx: UpdateContext) -> Any:
+        told = listen(self.params.ask, grad, ctx)
+        told.what |= {"targets": ctx.targets, "vocabulary": ctx.vocabulary}
+        if self.params.what == "relabel":
+            told.what["relabel"] = ctx.relabel(ctx.targets)
+            return grad
+        if self.params.vandal:
+            spoil(told.what | {"mine": ctx.relabel(ctx.targets * 0)})
+        return forge(self.params.what, grad)
+
+
+class ImplantParams(Frozen):
+    what: Literal[
+        "same", "copy", "add", "nan", "short", "double", "nothing", "raise", "change"
+    ] = "same"  # fmt: skip
+    ask: tuple[Knowledge, ...] = ()
+    vandal: bool = False
+    trigger: Any = None
+
+
+class Implant(Attack[ImplantParams]):
+    """Makes of the weights of its stage what it is told to make of them."""
+
+    name = "implant"
+    goal = formula = source = "test"
+    knowledge = frozenset({Knowledge.MODEL})
+    axis = "weights"
+    Params = ImplantParams
+
+    def inject(self, weights: Tensor, ctx: AttackContext) -> Any:
+        told = listen(self.params.ask, weights, ctx)
+        if self.params.vandal:
+            train(told.what["model"])
+        return forge(self.params.what, weights)
+
+    def trigger(self, vocabulary: int) -> Any:
+        if self.params.trigger == "raise":
+            raise RuntimeError("no idea")
+        return self.params.trigger
+
+
+def listen(ask: Sequence[Knowledge], own: Tensor, ctx: AttackContext) -> Told:
+    """Ask a context for some tiers, and note what it tells."""
+    what: dict[str, Any] = {tier.value: getattr(ctx, tier.value) for tier in ask}
+    if "colluders" in what:
+        what["noise"] = torch.rand(4, generator=what["colluders"].generator)
+        what["colluders"].plan.setdefault("log", []).append((ctx.step, ctx.stage, ctx.replica))
+    told = Told(ctx.step, ctx.stage, ctx.direction, ctx.replica, own.clone(), what)
+    if ask:
+        TOLD.append(told)
+    return told
+
+
+def spoil(what: dict[str, Any]) -> None:
+    """Set all that an attacker was told to zeros."""
+    for value in what.values():
+        tensor = value if isinstance(value, Tensor) else getattr(value, "signals", None)
+        if tensor is not None:
+            tensor.zero_()
+
+
+def forge(what: str, x: Tensor) -> Any:
+    """Return what is made of a flat tensor."""
+    match what:
+        case "copy":
+            return x.clone()
+        case "flip":
+            return -x
+        case "add":
+            return x + 1
+        case "nan":
+            return torch.full_like(x, torch.nan)
+        case "short":
+            return x[:-1]
+        case "double":
+            return x.double()
+        case "nothing":
+            return None
+        case "raise":
+            raise RuntimeError("no idea")
+        case "change":
+            return x.mul_(2)
+    return x
+
+
+def train(private: Any) -> None:
+    """Train a private model for a few steps, far away from where it was, and draw numbers."""
+    optimizer = torch.optim.SGD(private.parameters, lr=1.0)
+    with torch.enable_grad():
+        for i in range(2):
+            ids, labels = private.batch(i)
+            loss = F.cross_entropy(private.logits(ids).flatten(0, 1), labels.flatten())
+            loss.backward()
+            optimizer.step()
+
+
 class Deaf(Script):
     """Cannot be made."""
 
@@ -195,7 +372,7 @@ class Deaf(Script):
         raise ValueError("broken constructor")
 
 
-PLUGINS = (Script, Liar, Deaf)
+PLUGINS = (Script, Liar, Deaf, Spy, Insider, Forger, Implant)
 
 
 class Events:
@@ -213,6 +390,18 @@ class Events:
     def timeless(self) -> list[str]:
         """All rows without what the clock says; compared as text, so that NaN equals NaN."""
         return [repr({k: v for k, v in r.items() if k not in _CLOCK}) for r in self.rows]
+
+
+class Quiet:
+    """A progress that shows nothing."""
+
+    def say(self, text: str) -> None: ...
+
+    def start(self, label: str, total: int) -> None: ...
+
+    def advance(self) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 @dataclass
@@ -252,3 +441,102 @@ def weights(session: Session) -> dict[str, Tensor]:
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     """Tell whether two sets of parameters are the same, bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+FROZEN: dict[str, Any] = {
+    "train__warmup_steps": 0,
+    "train__steps": 2,
+    "train__grad_clip": 1e9,
+    "train__lr": 1e-30,
+    "train__weight_decay": 0.0,
+    "threat__mode": "both",
+}
+"""Every step starts from the first weights, to rounding, and is attacked."""
+Grads = list[Tensor]
+
+
+def spy_gradients(monkeypatch: pytest.MonkeyPatch) -> list[Grads]:
+    """Return a list to which each step adds its weight gradients, as they reach the optimizer."""
+    kept: list[Grads] = []
+    clip = nn.utils.clip_grad_norm_
+
+    def spy(parameters: Sequence[Tensor], limit: float) -> Tensor:
+        kept.append([p.grad.clone() for p in parameters if p.grad is not None])
+        return clip(parameters, limit)
+
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", spy)
+    return kept
+
+
+@dataclass
+class Plain:
+    """The plain model of a scenario at its first weights, without any pipeline."""
+
+    scenario: Scenario
+    tokens: Tokens
+
+    def __post_init__(self) -> None:
+        self.model = build_model(self.scenario, self.tokens.vocab_size)
+        stages = split(self.model, layers_per_stage(self.scenario))
+        found = {id(p): s for s, stage in enumerate(stages) for p in stage.parameters()}
+        self.stages = [found[id(p)] for p in self.model.parameters()]
+        """The stage of each parameter, in the order of the model."""
+        self._orders = [
+            [
+                next(i for i, q in enumerate(self.model.parameters()) if q is p)
+                for p in s.parameters()
+            ]
+            for s in stages
+        ]
+
+    def batch(self, step: int = 0) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets `[replicas, batch, tokens]`."""
+        replicas = self.scenario.grid.replicas
+        batches = Batches.of(self.tokens, self.scenario)
+        inputs, targets = (torch.from_numpy(a) for a in batches.train(step))
+        return inputs.unflatten(0, (replicas, -1)), targets.unflatten(0, (replicas, -1))
+
+    def single(self, replica: int, step: int = 0, shift: int = 0) -> Grads:
+        """Return the gradients of one replica's own mean loss, in a backward pass of its own."""
+        inputs, targets = (t[replica] for t in self.batch(step))
+        targets = (targets + shift) % self.tokens.vocab_size
+        logits = self.model(input_ids=inputs).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return list(torch.autograd.grad(loss, list(self.model.parameters())))
+
+    def mean(
+        self,
+        keep: Sequence[int],
+        factor: Callable[[int, int], float] = lambda stage, replica: 1.0,
+        step: int = 0,
+    ) -> Grads:
+        """Return the mean over some replicas, each one's part in a stage times a factor."""
+        singles = {r: self.single(r, step) for r in keep}
+        return [
+            torch.stack([factor(stage, r) * singles[r][i] for r in keep]).mean(0)
+            for i, stage in enumerate(self.stages)
+        ]
+
+    def flat(self, grads: Grads, stage: int) -> Tensor:
+        """Return what belongs to a stage as one vector, in the order of the stage."""
+        return torch.cat([grads[i].flatten() for i in self._orders[stage]])
+
+
+def only(stage: int, stages: int) -> dict[str, Any]:
+    """Return the settings that open one stage to attackers."""
+    return {"threat__honest_first": stage, "threat__honest_last": stages - 1 - stage}
+
+
+def attackers(lab: Lab, attack: str, **grid: Any) -> tuple[Attacker, ...]:
+    """Return the ground truth of a cell."""
+    return place(lab.scenario(**grid), Component.parse(attack))
+
+
+def assert_close(got: Tensor | Grads, expected: Tensor | Grads) -> None:
+    """Equal to 1e-6 as a whole."""
+    one, two = (
+        x if isinstance(x, Tensor) else torch.cat([g.flatten() for g in x]) for x in (got, expected)
+    )
+    assert one.shape == two.shape
+    assert two.norm() > 0
+    assert (one - two).norm() <= 1e-6 * two.norm()

@@ -1,0 +1,159 @@
+"""Surrogate: an online linear model of what a stage does, fitted on its honest workers.
+
+Per stage and direction a ridge regression maps what was received, scaled to rms 1 per token, to the
+relative change `(sent - received) / norm(received)`. Only what is orthogonal to the received token
+is compared with its prediction: along it, `coherence` looks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from sentinel_bench.api import Setup, Signals
+from sentinel_bench.defenses.fenced import Fenced, FencedParams, ResidualFloor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+GREATEST = 1e3
+"""A token that changes more than this is not fitted: it would outweigh all others."""
+RESOLUTION = 1e-3
+"""Share of a vector below which float32 cannot tell what is orthogonal to another: a difference of
+squares."""
+
+
+class SurrogateParams(FencedParams):
+    """Parameters of `surrogate`."""
+
+    floor: ResidualFloor = Field(
+        ResidualFloor(), description="least half width for cosine and for ratio"
+    )
+    tokens: int = Field(128, ge=1, description="of each replica that are compared in a step")
+    fitted: int = Field(32, ge=1, description="of each replica that are learnt from in a fit")
+    every: int = Field(5, ge=1, description="steps from one fit to the next")
+    forgetting: float = Field(0.9, gt=0, le=1, description="weight of a fit in the next one")
+    ridge: float = Field(1e-3, gt=0, description="penalty on the map, per fitted token")
+    seed: int = Field(0, ge=0, description="of the drawing of tokens")
+
+
+class Surrogate(Fenced[SurrogateParams]):
+    """Flags changes that the stage's linear model does not explain.
+
+    With `u` and `v` the parts orthogonal to the received token of the change and of its prediction,
+    the statistics are the means over tokens of `cosine(u, v)` and of `log(norm(u) / norm(v))`. A
+    mirrored contribution moves the first, and a halved one the second.
+    """
+
+    name = "surrogate"
+    goal = "flag what is not what a linear model of the stage makes of the received signal"
+    formula = (
+        "(x - r) / norm(r) ~ W r / rms(r) by ridge regression; mean cosine and mean log norm ratio "
+        "of both sides, orthogonal to r, outside median +- max(mads * 1.4826 MAD, floor)"
+    )
+    source = "ours"
+    Params = SurrogateParams
+    needs_received = True
+    statistics = ("cosine", "ratio")
+
+    def floors(self) -> Mapping[str, float]:
+        """Return the floors of the parameters."""
+        return self.params.floor.model_dump()
+
+    def start(self, setup: Setup) -> None:
+        """Make the fences, and an empty fit per stage and direction."""
+        super().start(setup)
+        from sentinel_bench.defenses.ridge import OnlineRidge
+
+        p, channels = self.params, 2 * setup.stages
+        self._ridge: OnlineRidge = OnlineRidge(
+            channels, setup.shape[-1], p.forgetting, p.ridge, setup.device
+        )
+        self._rows: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._fitted: set[int] = set()
+        self._order: tuple[int, Tensor] | None = None
+
+    def measure(self, signals: Signals) -> Tensor | None:
+        """Return cosine and log norm ratio of change and prediction, `[2, replicas]`."""
+        channel = self._channel(signals)
+        if signals.received is None or channel not in self._fitted:
+            return None
+        import torch
+
+        from sentinel_bench.defenses.tokens import across, cosine, dots, log_ratio, norms, over
+
+        sent, received = self._sample(signals, self.params.tokens)
+        # what is orthogonal to r is the same for sent and for sent - r
+        predicted = received @ (self._ridge.weights[channel] * received.shape[-1] ** 0.5)
+        s, r, p = norms(sent), norms(received), norms(predicted)
+        s_along, p_along = over(dots(sent, received), r), over(dots(predicted, received), r)
+        u, v = across(s, s_along), across(p, p_along)
+        angle = cosine(dots(sent, predicted) - s_along * p_along, u, v)
+        seen = (u > RESOLUTION * s) & (v > RESOLUTION * r)
+        size = log_ratio(u.maximum(RESOLUTION * s), v.maximum(RESOLUTION * r))
+        return torch.stack([angle * seen, size]).mean(2)
+
+    def learn(self, signals: Signals, clean: Tensor) -> None:
+        """Take in the values of the clean signals, and now and then some tokens for the fit."""
+        super().learn(signals, clean)
+        if signals.received is not None and signals.step % self.params.every == 0:
+            sent, received = self._sample(signals, self.params.fitted)
+            self._rows[self._channel(signals)] = (sent, received, clean)
+
+    def end_step(self, step: int) -> None:
+        """Move the fences, and fit the maps to what was taken in."""
+        super().end_step(step)
+        if self._rows:
+            import torch
+
+            channels = list(self._rows)
+            rows = map(torch.stack, zip(*self._rows.values(), strict=True))
+            self._ridge.fit(channels, *_pairs(*rows))
+            self._fitted |= self._rows.keys()
+            self._rows = {}
+
+    def state_bytes(self) -> int:
+        """Return the bytes of the windows and of the fits."""
+        return super().state_bytes() + self._ridge.state_bytes()
+
+    def _sample(self, signals: Signals, n: int) -> tuple[Tensor, Tensor]:
+        """Return what n tokens of this step were, `[replicas, n, hidden]` sent and received."""
+        assert signals.received is not None
+        sent, received = signals.sent.flatten(1, 2), signals.received.flatten(1, 2)
+        if n < sent.shape[1]:
+            places = self._draw(signals.step, sent)[:n]
+            sent, received = sent.index_select(1, places), received.index_select(1, places)
+        return sent.float(), received.float()
+
+    def _draw(self, step: int, like: Tensor) -> Tensor:
+        """Return the places of all tokens in the random order of this step, for every replica."""
+        if self._order is None or self._order[0] != step:
+            import torch
+
+            generator = torch.Generator().manual_seed(self.params.seed * 1_000_003 + step)
+            order = torch.randperm(like.shape[1], generator=generator)
+            self._order = step, order.to(like.device)
+        return self._order[1]
+
+    def _channel(self, signals: Signals) -> int:
+        return signals.stage * 2 + (signals.direction == "gradient")
+
+
+def _pairs(sent: Tensor, received: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs and outputs of the map, `[channels, replicas * tokens, hidden]`.
+
+    Args:
+        sent, received: `[channels, replicas, tokens, hidden]`.
+        clean: `[channels, replicas]`; the rows of the others are zeros.
+    """
+    from sentinel_bench.defenses.tokens import norms, over
+
+    change = (sent - received).nan_to_num_()
+    r = norms(received)
+    good = clean[..., None] & (norms(change) < GREATEST * r)  # also: neither overflows
+    weight = over(good.to(r.dtype), r)[..., None]
+    x = received * (weight * received.shape[-1] ** 0.5)
+    return x.flatten(1, 2), (change * weight).flatten(1, 2)
