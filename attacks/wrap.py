@@ -31,6 +31,21 @@ Named = Annotated[
 """An attack as `name` or `{name: ..., params: {...}}`."""
 
 
+def _refuse_dealer(attack: Component) -> None:
+    """Refuse an attack that only deals others: there is nobody to deal to inside of another one.
+
+    Raises:
+        ValueError: it is one.
+    """
+    from sentinel_bench import registry
+
+    deal = registry.attacks.get(attack.name).deal.__func__  # type: ignore[attr-defined]
+    if deal is not Attack.deal.__func__:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"{attack.name} deals attacks to attackers: it cannot be inside of another"
+        )
+
+
 class WrapParams(Frozen):
     """Parameters of an attack that takes another one."""
 
@@ -44,6 +59,7 @@ class WrapParams(Frozen):
 
         if registry.attacks.get(self.attack.name).axis != "signals":
             raise ValueError(f"{self.attack.name} acts on weights: only signals can be wrapped")
+        _refuse_dealer(self.attack)
         return self
 
 
@@ -130,10 +146,10 @@ class FenceRider(Wrapper[FenceRiderParams]):
 
     def signal(self, x: Tensor, ctx: AttackContext) -> Tensor:
         """Bisect the strength between a passed one and one that is not."""
-        push = self.inside(x, ctx) - x
+        plain = self.inside(x, ctx)
         if ctx.detector.judge(x) is None:
-            return x + push
-        p = self.params
+            return plain
+        push, p = plain - x, self.params
 
         def passes(strength: float) -> bool:
             judgement = ctx.detector.judge(x + strength * push)
@@ -175,6 +191,12 @@ class MixedParams(Frozen):
     modes: tuple[Mode, ...] = Field(
         ("activation", "gradient"), min_length=1, description="modes to draw from"
     )
+
+    @model_validator(mode="after")
+    def _deals_once(self) -> Self:
+        for attack in self.pool:
+            _refuse_dealer(attack)
+        return self
 
 
 class Mixed(Attack[MixedParams]):

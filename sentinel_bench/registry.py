@@ -8,7 +8,7 @@ packages add theirs through the entry-point groups of the same names, and are th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -106,7 +106,7 @@ class Registry(Generic[T]):
         """
         plugin = self.get(component.name)
         params = build(plugin.Params, component.params, f"{self.kind} {component.name}")
-        for inner in plugin.wraps(params):
+        for inner in self._wrapped(plugin, params):
             self.params(inner)
         return params
 
@@ -126,6 +126,15 @@ class Registry(Generic[T]):
                 party=self.kind,
             ) from error
 
+    def _wrapped(self, plugin: type[T], params: Frozen) -> Sequence[Component]:
+        try:
+            return plugin.wraps(params)
+        except Exception as error:  # a plugin may raise anything
+            raise PluginError(
+                f"{self.kind} {plugin.name}: wraps raised {type(error).__name__}: {error}",
+                party=self.kind,
+            ) from error
+
     def identity(self, component: Component) -> dict[str, Any]:
         """Return all that makes results of this plugin comparable: settings, version, source."""
         plugin = self.get(component.name)
@@ -138,7 +147,7 @@ class Registry(Generic[T]):
             "version": plugin.version,
             "source": source_digest(sorted(sources)),
         }
-        inner = [self.identity(c) for c in plugin.wraps(params)]
+        inner = [self.identity(c) for c in self._wrapped(plugin, params)]
         return {**identity, "wraps": inner} if inner else identity
 
 

@@ -6,13 +6,14 @@ Nothing here knows the defense, and no defense can reach it: the pipeline's tamp
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from sentinel_bench import registry
 from sentinel_bench.api import tier
 from sentinel_bench.config import Component, Mode, Scenario
+from sentinel_bench.errors import ConfigError, PluginError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,14 @@ class Attacker:
         """Return the row of the ground truth for the record."""
         row = asdict(self)
         row["attack"], row["params"] = self.attack.name, self.attack.params
-        row["knowledge"] = tier(registry.attacks.create(self.attack).needs())
+        attack = registry.attacks.create(self.attack)
+        try:
+            row["knowledge"] = tier(attack.needs())
+        except Exception as error:  # a plugin may raise anything
+            raise PluginError(
+                f"attack {attack.name}: needs raised {type(error).__name__}: {error}",
+                party="attack",
+            ) from error
         return row
 
 
@@ -69,7 +77,7 @@ def place(scenario: Scenario, attack: Component) -> tuple[Attacker, ...]:
     dealer = np.random.default_rng([scenario.seeds.threat, 2])
     attackers = []
     for (stage, replica), start in sorted(zip(workers, starts, strict=True)):
-        component, mode = registry.attacks.get(attack.name).deal(attack, threat.mode, dealer)
+        component, mode = _deal(scenario, attack, stage, dealer)
         on_weights = registry.attacks.get(component.name).axis == "weights"
         attackers.append(
             Attacker(
@@ -84,6 +92,34 @@ def place(scenario: Scenario, attack: Component) -> tuple[Attacker, ...]:
             )
         )
     return tuple(attackers)
+
+
+def _deal(
+    scenario: Scenario, attack: Component, stage: int, rng: np.random.Generator
+) -> tuple[Component, Mode]:
+    """Return what an attacker at `stage` does.
+
+    Raises:
+        PluginError: the attack deals what cannot be.
+        ConfigError: a mode in which the stage sends nothing.
+    """
+    try:
+        component, mode = registry.attacks.get(attack.name).deal(attack, scenario.threat.mode, rng)
+        if not isinstance(component, Component) or mode not in get_args(Mode):
+            raise ValueError(f"{(component, mode)!r} is no attack and mode")
+        registry.attacks.params(component)
+    except Exception as error:  # a plugin may raise anything
+        raise PluginError(
+            f"attack {attack.name}: deal failed with {type(error).__name__}: {error}",
+            party="attack",
+        ) from error
+    silent = {"gradient": 0, "activation": scenario.grid.stages - 1}.get(mode)
+    if stage == silent and registry.attacks.get(component.name).axis == "signals":
+        raise ConfigError(
+            f"attack {attack.name}: an attacker at stage {stage} was dealt {mode}s, and that stage "
+            "sends none: keep it honest (threat.honest_first, threat.honest_last)"
+        )
+    return component, mode
 
 
 def _starts(scenario: Scenario, n: int, rng: np.random.Generator) -> list[int]:

@@ -106,9 +106,9 @@ class LiveExchange:
         sent: Sent = self.tamperer.send(stage, direction, self.step, x, received, look)
         out, tainted = self.inspector.inspect(stage, direction, self.step, sent, received, tainted)
         receiver = _next_stage(stage, direction)
-        if direction == "gradient":
-            out = self.tamperer.poison(receiver, self.step, out)
         self._received[receiver, direction] = out
+        if direction == "gradient":
+            out = self.tamperer.poison(receiver, self.step, out, self.inspector.excluded())
         return out, tainted
 
     def end_step(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -49,6 +50,7 @@ class Inspector:
         self.passive = type(defense).passive
         """True if the defense never looks at a signal."""
         self._defense = defense
+        self._asked: tuple[int, Defense[Any]] | None = None
         self._log = log
 
     def inspect(
@@ -85,8 +87,12 @@ class Inspector:
         broken = [t and not i for t, i in zip(tested, intact, strict=True)]
         now = [a or b or c for a, b, c in zip(tainted, ruling.flagged, broken, strict=True)]
         self._taint(stage, direction, now)
-        if direction == "gradient" and any(now):
-            x = self._substitute(x, now, verdict.reference)
+        if direction == "gradient":
+            lost = [self.ledger.lost(r) for r in range(len(now))]
+            if any(lost):  # nobody looks at what a lost rank sends: it sends nothing
+                x = zero_rows(x, lost)
+            if any(now):
+                x = self._substitute(x, now, verdict.reference)
         return x, now
 
     def preview(
@@ -101,13 +107,19 @@ class Inspector:
     ) -> Verdict | None:
         """Return what the defense would say of signals `x`, all of them readable; nothing changes.
 
-        None if it offers no statistics.
+        A copy of the defense is asked, made once a step: the defense must not learn who asks. None
+        if it offers no statistics.
         """
         if self.passive:
             return None
+        if self._asked is None or self._asked[0] != step:
+            self._asked = step, fork(self._defense)
+        intact = intact_rows(Sent(x, [False] * len(x), [True] * len(x)))
+        x = x if all(intact) else zero_rows(x, [not i for i in intact])
+        tested = self._tested(stage, tainted)
+        mask = row_mask([t and i for t, i in zip(tested, intact, strict=True)], x)
         before = received if type(self._defense).needs_received else None
-        mask = row_mask(self._tested(stage, tainted), x)
-        return preview(self._defense, show(stage, direction, step, x, before, mask))
+        return preview(self._asked[1], show(stage, direction, step, x, before, mask))
 
     def end_step(self, step: int) -> list[Ban]:
         """Close a step: fences move, workers are banned; counts and taints start anew."""
@@ -270,6 +282,21 @@ def learn(defense: Defense[Any], signals: Signals, clean: Tensor) -> None:
         PluginError: the defense raised, or changed a signal.
     """
     _look(defense, "learn", signals, clean)
+
+
+def fork(defense: Defense[Any]) -> Defense[Any]:
+    """Return a copy with a state of its own.
+
+    Raises:
+        PluginError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(defense)
+    except Exception as error:  # a plugin may hold anything
+        raise PluginError(
+            f"defense {defense.name} cannot be copied: {type(error).__name__}: {error}",
+            party="defense",
+        ) from error
 
 
 def start(defense: Defense[Any], setup: Setup) -> None:

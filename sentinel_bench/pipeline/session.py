@@ -6,7 +6,6 @@ attackers' memories, so that a cell is the same run whether it shares its warm-u
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -18,10 +17,10 @@ from sentinel_bench.api import Defense, Place, ResponseParams, Setup
 from sentinel_bench.config import Cell, Component, Scenario
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
-from sentinel_bench.errors import ConfigError, PluginError
+from sentinel_bench.errors import ConfigError
 from sentinel_bench.ledger import Ledger
 from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
-from sentinel_bench.pipeline.inspect import Inspector, Log, Tally, start, state_bytes
+from sentinel_bench.pipeline.inspect import Inspector, Log, Tally, fork, start, state_bytes
 from sentinel_bench.pipeline.tamper import History, OnAct, Tamperer, watch
 from sentinel_bench.pipeline.train import StepResult, Trainer
 from sentinel_bench.threat import place
@@ -79,7 +78,7 @@ class Session:
             raise RuntimeError("warm_up comes first")
         self._trainer.restore(self._snapshot)
         grid, train = self.scenario.grid, self.scenario.train
-        defense = _fork(self._defenses[cell.resolved_defense.label()])
+        defense = fork(self._defenses[cell.resolved_defense.label()])
         policy = registry.defenses.params(cell.resolved_defense)  # not what the plugin holds
         assert isinstance(policy, ResponseParams)
         ledger = Ledger(policy, grid.stages, grid.replicas)
@@ -137,17 +136,6 @@ class Session:
         if not defense.passive:
             start(defense, self._setup)
         return defense
-
-
-def _fork(defense: Defense[Any]) -> Defense[Any]:
-    """Return a copy with a state of its own."""
-    try:
-        return copy.deepcopy(defense)
-    except Exception as error:  # a plugin may hold anything
-        raise PluginError(
-            f"defense {defense.name} cannot be copied: {type(error).__name__}: {error}",
-            party="defense",
-        ) from error
 
 
 def prepare(device: str, threads: int | None) -> int:

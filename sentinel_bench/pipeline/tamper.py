@@ -28,7 +28,7 @@ from sentinel_bench.api import (
     UpdateContext,
     Verdict,
 )
-from sentinel_bench.errors import PluginError
+from sentinel_bench.errors import KnowledgeError, PluginError
 from sentinel_bench.threat import Attacker
 
 Key = tuple[int, Direction, int]
@@ -150,7 +150,7 @@ class _Villain:
     def __init__(self, attacker: Attacker, device: str) -> None:
         self.attacker = attacker
         self.attack: Attack[Any] = registry.attacks.create(attacker.attack)
-        self.knowledge = self.attack.needs()
+        self.knowledge = needs(self.attack)
         self.generator = torch.Generator(device).manual_seed(attacker.seed)
         self.directions = directions(attacker.mode)
         self.harm = Harm()
@@ -298,7 +298,7 @@ class Tamperer:
             replica = villain.attacker.replica
             if direction not in villain.directions:
                 continue
-            if villain.attacker.poison_self and direction == "gradient":
+            if villain.attacker.poison_self and direction == "gradient" and received is not None:
                 tampered[replica] = (step, stage, replica) in self._poisoned
                 continue
             context = self._context(villain, direction, step, x, received, look, out)
@@ -317,19 +317,19 @@ class Tamperer:
         self._history.record(stage, direction, x)
         return Sent(out, tampered, readable)
 
-    def poison(self, stage: int, step: int, arrived: Tensor) -> Tensor:
+    def poison(self, stage: int, step: int, arrived: Tensor, excluded: Sequence[bool]) -> Tensor:
         """Return the gradients that `stage` lets into its own backward pass.
 
         Those `arrived` `[replicas, batch, tokens, hidden]`, corrupted by attackers with
-        `poison_self`.
+        `poison_self`; of ranks that are `excluded` `[replicas]` from the update they stay.
         """
         out = arrived
         for villain in self._at(stage, step):
             a = villain.attacker
-            if not (a.poison_self and "gradient" in villain.directions):
+            acts = a.poison_self and "gradient" in villain.directions
+            if not acts or excluded[a.replica]:
                 continue
             context = self._context(villain, "gradient", step, arrived, None, lambda _: None, out)
-            context.history = ()
             sent = villain.act("gradient", arrived[a.replica], context)
             if sent is None:
                 continue
@@ -423,7 +423,7 @@ class Tamperer:
                 generator=villain.generator,
                 age=step - a.start,
                 name=a.attack.name,
-                granted={k: v for k, v in granted.items() if k in villain.knowledge},
+                granted=_grant(villain, granted, "update"),
             )
             changed = villain.act("inject", weights, context)
             if changed is None:
@@ -473,11 +473,11 @@ class Tamperer:
             replica=a.replica,
             direction=direction,
             received=None if received is None else received[a.replica].clone(),
-            history=self._history.get((a.stage, direction, a.replica)),
+            history=self._past(a, direction),
             generator=villain.generator,
             age=step - a.start,
             name=a.attack.name,
-            granted={k: v for k, v in granted.items() if k in villain.knowledge},
+            granted=_grant(villain, granted, direction),
         )
 
     def _granted_update(
@@ -496,7 +496,12 @@ class Tamperer:
             ),
             Knowledge.HONEST: lambda: rows(honest),
         }
-        return {k: v for k, v in granted.items() if k in villain.knowledge}
+        return _grant(villain, granted, "update")
+
+    def _past(self, attacker: Attacker, direction: Direction) -> Sequence[Tensor]:
+        """Return the past signals of an attacker, without those of this step."""
+        past = self._history.get(_past_of(attacker, direction))
+        return past[:-1] if _poisons(attacker, direction) else past
 
     def _honest(self, stage: int, replicas: int) -> list[int]:
         return [r for r in range(replicas) if r not in self._malicious[stage]]
@@ -521,7 +526,7 @@ class _Oracle:
 
     def judge(self, x: Tensor) -> Judgement | None:
         """Say what the defense would make of `x` `[batch, tokens, hidden]`."""
-        sent = self._out.clone()
+        x, sent = x.detach(), self._out.clone()
         if not _readable(x, sent[self._replica]) or not bool(x.isfinite().all()):
             return Judgement(flagged=True, statistics={})
         sent[self._replica] = x
@@ -536,6 +541,24 @@ class _Oracle:
                 for name, (values, low, high) in verdict.statistics.items()
             },
         )
+
+
+def _grant(
+    villain: _Villain, offered: Mapping[Knowledge, Callable[[], Any]], place: Place
+) -> dict[Knowledge, Callable[[], Any]]:
+    """Return what an attack may ask for: of what is offered, what it declares to know."""
+
+    def missing(what: Knowledge) -> None:
+        raise KnowledgeError(
+            f"attack {villain.attacker.attack.name} asks for {what.value!r}, which there is not "
+            f"when it acts on a signal of the kind {place!r}"
+        )
+
+    return {
+        what: offered.get(what, partial(missing, what))
+        for what in villain.knowledge
+        if what is not Knowledge.OWN
+    }
 
 
 def size_of(sent: Tensor, honest: Tensor) -> float:
@@ -555,7 +578,21 @@ def watch(attacks: Sequence[tuple[Attacker, Attack[Any]]], history: History) -> 
     """Have `history` keep what the attacks will need."""
     for attacker, attack in attacks:
         for direction in directions(attacker.mode):
-            history.watch((attacker.stage, direction, attacker.replica), memory(attack))
+            depth, late = memory(attack), _poisons(attacker, direction)
+            history.watch(_past_of(attacker, direction), depth + late if depth else 0)
+
+
+def _poisons(attacker: Attacker, direction: Direction) -> bool:
+    """Tell whether an attacker corrupts what it receives, and not what it sends."""
+    return attacker.poison_self and direction == "gradient"
+
+
+def _past_of(attacker: Attacker, direction: Direction) -> Key:
+    """Return whose signals are an attacker's past: its own.
+
+    Of one that corrupts the gradients that it receives, those of its neighbour downstream.
+    """
+    return attacker.stage + _poisons(attacker, direction), direction, attacker.replica
 
 
 def memory(attack: Attack[Any]) -> int:
@@ -568,6 +605,15 @@ def memory(attack: Attack[Any]) -> int:
     if not isinstance(depth, int) or depth < 0:
         raise PluginError(f"attack {attack.name}: memory returned {depth!r}", party="attack")
     return depth
+
+
+def needs(attack: Attack[Any]) -> frozenset[Knowledge]:
+    """Ask an attack what it has to know.
+
+    Raises:
+        PluginError: it raised.
+    """
+    return frozenset(_ask(attack, "needs"))
 
 
 def _trigger(attack: Attack[Any], vocabulary: int) -> tuple[tuple[int, ...], int] | None:

@@ -377,10 +377,6 @@ def test_what_is_inside_may_be_given_as_a_mapping() -> None:
     )
 
 
-# --- known bugs -----------------------------------------------------------------------------------
-
-
-@pytest.mark.xfail(strict=True, reason="who deals does nothing by itself, and is not dealt inside")
 @pytest.mark.parametrize(
     "text", ["on-off:attack=mixed", "fence-rider:attack=mixed", "mixed:pool=[zeros,mixed]"]
 )
@@ -389,7 +385,6 @@ def test_an_attack_that_only_deals_others_is_refused_inside_of_one(text: str) ->
         registry.attacks.params(Component.parse(text))
 
 
-@pytest.mark.xfail(strict=True, reason="modes drawn by mixed are not checked against the grid")
 def test_nobody_is_dealt_a_mode_in_which_its_stage_sends_nothing() -> None:
     scenario = Scenario.model_validate({"threat": {"honest_first": 0, "schedule": "at-once"}})
     for pool in ("[zeros]", "[label-flip]"):
@@ -401,7 +396,6 @@ def test_nobody_is_dealt_a_mode_in_which_its_stage_sends_nothing() -> None:
             assert "gradient" not in {a.mode for a in crowd if a.stage == 0}
 
 
-@pytest.mark.xfail(strict=True, reason="the plain perturbation is rounded twice")
 def test_where_no_statistics_are_offered_the_attack_inside_is_sent_to_the_bit(
     create: Create, context: Context
 ) -> None:

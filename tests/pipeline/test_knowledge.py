@@ -421,9 +421,6 @@ def test_a_signal_that_could_not_be_read_is_flagged_by_any_detector(
     assert torch.equal(X, torch.arange(24.0).view(4, 1, 2, 3))
 
 
-# --- known bugs -----------------------------------------------------------------------------------
-
-
 class Eavesdropper(Defense[ResponseParams]):
     """Remembers whose signals changed from question to question: these must be attackers."""
 
@@ -450,7 +447,6 @@ class Eavesdropper(Defense[ResponseParams]):
         return Verdict(nobody, nobody)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the running defense itself is asked")
 def test_a_defense_does_not_learn_who_attacks_from_being_asked(
     lab: Lab, plug: Callable[..., None]
 ) -> None:
@@ -460,9 +456,6 @@ def test_a_defense_does_not_learn_who_attacks_from_being_asked(
     assert sum(row["flagged"][1] for row in events.of("step")) == 0
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a tier that is declared, but not there"
-)
 @pytest.mark.parametrize(
     ("attack", "tier"), [(Insider, "model"), (Forger, "detector"), (Implant, "honest")]
 )
@@ -478,7 +471,6 @@ def test_who_declares_a_tier_has_it_or_is_told_that_it_is_not_there(
         assert tier in TOLD[0].what
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="judge() passes on autograd's graph")
 def test_a_defense_is_asked_about_plain_tensors(lab: Lab) -> None:
     asked: list[Tensor] = []
 
@@ -494,7 +486,6 @@ def test_a_defense_is_asked_about_plain_tensors(lab: Lab) -> None:
     assert not asked[0].requires_grad
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="preview() counts what is not finite")
 def test_a_detector_sees_the_others_as_the_defense_will_see_them(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -503,11 +494,22 @@ def test_a_detector_sees_the_others_as_the_defense_will_see_them(
     pool = '[non-finite,"insider:what=noise,ask=[detector]"]'
     attack, grid = f"mixed:pool={pool}", {**CROWD, "train__steps": 5}
     for seed in range(9):
-        names = [a.attack.name for a in attackers(lab, attack, **grid, seeds__threat=seed)]
-        if ["non-finite", "insider"] in (names[:2], names[2:]):
+        crowd = attackers(lab, attack, **grid, seeds__threat=seed)
+        pairs = {one.stage: (one, two) for one, two in zip(crowd, crowd[1:], strict=False)}
+        stages = [
+            stage
+            for stage, (one, two) in pairs.items()
+            if (one.attack.name, two.attack.name) == ("non-finite", "insider")
+            and one.stage == two.stage
+            and one.start == two.start
+        ]
+        if stages:
             break
+    assert stages
     lab.run(attack, "averaging", **grid, seeds__threat=seed)
-    for told in TOLD:
+    heard = [told for told in TOLD if told.stage in stages]
+    assert heard
+    for told in heard:
         values = verdicts[told.step, told.stage, told.direction].statistics["l1"][0]
         assert told.what["judgement"].statistics["l1"][0] == pytest.approx(
             float(values[told.replica]), rel=1e-6

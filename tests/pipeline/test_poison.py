@@ -152,12 +152,6 @@ def test_quarantine_takes_out_its_own_update_when_its_own_lie_is_flagged(
         assert_close(gradients[0], Plain(lab.scenario(**grid), lab.tokens).mean(keep))
 
 
-# --- known bugs -----------------------------------------------------------------------------------
-
-
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="poison() changes the zeros of a rank in quarantine"
-)
 @pytest.mark.parametrize("place", [(0, "activation"), (4, "gradient")])
 def test_in_quarantine_for_another_stages_sake_it_poisons_nothing(
     lab: Lab, gradients: list[Grads], place: tuple[int, str]
@@ -171,11 +165,6 @@ def test_in_quarantine_for_another_stages_sake_it_poisons_nothing(
     assert_close(gradients[0], Plain(lab.scenario(**grid), lab.tokens).mean(keep))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the exchange keeps the poisoned gradient as received",
-)
 def test_a_defense_is_shown_what_was_delivered_to_an_attacker_not_what_it_made_of_it(
     lab: Lab,
 ) -> None:
@@ -184,15 +173,11 @@ def test_a_defense_is_shown_what_was_delivered_to_an_attacker_not_what_it_made_o
     assert torch.equal(gradient_of(2).received, gradient_of(3).sent)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the last stage receives no gradient to poison"
-)
 def test_at_the_last_stage_it_lies_about_what_it_sends(lab: Lab) -> None:
     events, _ = lab.run("ones", "none", **{**SELF, **only(4, 5)})
     assert [a["direction"] for a in events.of("act")] == ["gradient"]
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="poison() hides the past")
 @pytest.mark.parametrize("attack", ["delay:steps=1", "mean-replay"])
 def test_attacks_that_replay_the_past_replay_what_they_received(lab: Lab, attack: str) -> None:
     grid = {**SELF, **only(2, 5), "train__warmup_steps": 2, "train__steps": 5}
