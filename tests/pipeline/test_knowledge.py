@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -495,7 +496,7 @@ def test_a_detector_sees_the_others_as_the_defense_will_see_them(
     attack, grid = f"mixed:pool={pool}", {**CROWD, "train__steps": 5}
     for seed in range(9):
         crowd = attackers(lab, attack, **grid, seeds__threat=seed)
-        pairs = {one.stage: (one, two) for one, two in zip(crowd, crowd[1:], strict=False)}
+        pairs = {one.stage: (one, two) for one, two in pairwise(crowd)}
         stages = [
             stage
             for stage, (one, two) in pairs.items()
