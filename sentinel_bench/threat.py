@@ -101,10 +101,12 @@ def _deal(
 
     Raises:
         PluginError: the attack deals what cannot be.
-        ConfigError: a mode in which the stage sends nothing.
+        ConfigError: unknown names or parameters, or a mode in which the stage sends nothing.
     """
+    registry.attacks.params(attack)
+    plugin = registry.attacks.get(attack.name)
     try:
-        component, mode = registry.attacks.get(attack.name).deal(attack, scenario.threat.mode, rng)
+        component, mode = plugin.deal(attack, scenario.threat.mode, rng)
         if not isinstance(component, Component) or mode not in get_args(Mode):
             raise ValueError(f"{(component, mode)!r} is no attack and mode")
         registry.attacks.params(component)
