@@ -4,11 +4,11 @@ Plain training of the Hugging Face model, the pipeline without a defense, and th
 defense take turns after the track's warm-up, a few steps each, on the same batches. Printed are
 tokens per second, the ratio to plain training (median over the rounds of the ratio within a round),
 and how many signals were flagged meanwhile. With `--attacks`, in place of the defenses: the
-pipeline without a defense, with 25 % of the replicas of each open stage attacking in both
-directions; the ratio is to the pipeline without an attack.
+pipeline without a defense, with 25 % of the replicas of each open stage attacking in one direction
+or in both; the ratio is to the pipeline without an attack.
 
     python benchmarks/step.py [--rounds 15] [--steps 10] [--threads 2] [--shape tiny|0.6b|all]
-                              [--attacks]
+                              [--attacks activation|gradient|both]
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from sentinel_bench.threat import Attacker, place
 DEFENSES = ("none", "sentinel", "averaging")
 ATTACKS = (
     *("zeros", "ones", "random-value", "scaling", "sign-flip", "random-sign", "delay:steps=5"),
-    *("bias", "invisible-noise", ),
+    *(
+        "bias",
+        "invisible-noise",
+    ),
     *("alie", "update-sign-flip"),
 )
 SHAPES = {
@@ -116,7 +119,7 @@ def piped(
     return step
 
 
-def measure(shape: str, rounds: int, steps: int, *, attacks: bool) -> None:
+def measure(shape: str, rounds: int, steps: int, *, attacks: str | None) -> None:
     """Print one table."""
     scenario = tracks.scenario("core", SHAPES[shape])
     train, grid = scenario.train, scenario.grid
@@ -124,7 +127,7 @@ def measure(shape: str, rounds: int, steps: int, *, attacks: bool) -> None:
     batches = Batches.of(tokens, scenario)
     logs: dict[str, Counter] = {}
     if attacks:
-        threat = {"schedule": "at-once", "mode": "both"}
+        threat = {"schedule": "at-once", "mode": attacks}
         attacked = tracks.scenario("core", {**SHAPES[shape], "threat": threat})
         runners = {
             f"+ {text}": piped(
@@ -168,7 +171,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--shape", choices=[*SHAPES, "all"], default="all")
-    parser.add_argument("--attacks", action="store_true")
+    parser.add_argument("--attacks", choices=["activation", "gradient", "both"])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for shape in SHAPES if arguments.shape == "all" else [arguments.shape]:

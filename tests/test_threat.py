@@ -429,6 +429,14 @@ def test_a_deal_that_cannot_be_is_the_attacks_fault(
     assert error.value.party == "attack"
 
 
+@pytest.mark.parametrize(
+    "text", ["zeroes", "delay:step=3", "mixed:pool=[zeroes]", "mixed:modes=[sideways]"]
+)
+def test_what_a_user_has_mistyped_is_no_fault_of_an_attack(text):
+    with pytest.raises(ConfigError):
+        placed(Component.parse(text))
+
+
 class Needy(Attack[NoParams]):
     """Cannot say what it knows."""
 

@@ -568,8 +568,9 @@ def size_of(sent: Tensor, honest: Tensor) -> float:
     """
     if not _readable(sent, honest):
         return 1.0
-    difference = float(torch.linalg.vector_norm(sent.float() - honest.float()))
-    whole = difference + float(torch.linalg.vector_norm(honest.float()))
+    honest = honest.float()
+    norms = torch.stack([(sent - honest).norm(), honest.norm()]).tolist()
+    difference, whole = norms[0], sum(norms)
     share = 0.0 if whole == 0 else difference / whole
     return share if 0 <= share <= 1 else 1.0  # NaN: not finite
 

@@ -338,6 +338,49 @@ def test_a_detector_says_beforehand_what_the_defense_then_says(
     assert any(flags) == (attack != "nan")
 
 
+class Counter(Defense[ResponseParams]):
+    """Carries something from boundary to boundary within a step: how many it has learned from."""
+
+    name = "counter"
+    goal = formula = source = "test"
+
+    def start(self, setup: Any) -> None:
+        self.learned = 0
+
+    def check(self, signals: Signals) -> Verdict:
+        value = torch.full((len(signals.sent),), float(self.learned))
+        nobody = torch.zeros_like(signals.active)
+        JUDGED[signals.step, signals.stage, signals.direction] = float(value[0])
+        return Verdict(nobody, nobody, None, {"learned": (value, -1.0, 1e9)})
+
+    def preview(self, signals: Signals) -> Verdict:
+        kept = dict(JUDGED)
+        verdict = self.check(signals)
+        JUDGED.clear()
+        JUDGED.update(kept)
+        return verdict
+
+    def learn(self, signals: Signals, clean: Tensor) -> None:
+        self.learned += 1
+
+
+JUDGED: dict[tuple[int, int, str], float] = {}
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="the copy that is asked is made once a step"
+)
+def test_a_detector_knows_what_the_defense_has_learned_in_this_step(
+    lab: Lab, plug: Callable[..., None]
+) -> None:
+    plug(Counter)
+    lab.run("insider:what=noise,ask=[detector]", "counter", **CROWD)
+    assert TOLD
+    for told in TOLD:
+        value, *_ = told.what["judgement"].statistics["learned"]
+        assert value == JUDGED[told.step, told.stage, told.direction]
+
+
 def test_a_detector_that_compares_replicas_is_shown_the_lies_that_were_sent_before(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

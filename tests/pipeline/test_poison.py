@@ -23,6 +23,7 @@ from scripted import (
 )
 
 from sentinel_bench.errors import PluginError
+from sentinel_bench.pipeline.tamper import Tamperer
 
 GRADIENT = {**FROZEN, "threat__mode": "gradient", "grid__stages": 5, "threat__honest_last": 1}
 SELF = {**GRADIENT, "threat__poison_self": True}
@@ -184,3 +185,35 @@ def test_attacks_that_replay_the_past_replay_what_they_received(lab: Lab, attack
     events, _ = lab.run(attack, "none", **grid)
     assert events.of("act")
     assert [t["signals"] for t in events.of("tamper")] == [3]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="its past is looked for a stage further down"
+)
+def test_at_the_last_stage_it_replays_what_it_sent(lab: Lab) -> None:
+    grid = {**SELF, **only(4, 5), "train__warmup_steps": 2, "train__steps": 5}
+    events, _ = lab.run("delay:steps=1", "none", **grid)
+    assert [t["signals"] for t in events.of("tamper")] == [3]
+
+
+def test_what_is_replayed_is_what_was_received_some_steps_ago(lab: Lab) -> None:
+    """Stage 2 poisons itself with what stage 3 sent it in the step before."""
+    grid = {**SELF, **only(2, 5), "train__warmup_steps": 2, "train__steps": 4}
+    (bad,) = attackers(lab, "delay", **grid)
+    passed: dict[int, Any] = {}
+    poison = Tamperer.poison
+
+    def spy(self: Tamperer, stage: int, step: int, *rest: Any) -> Any:
+        out = poison(self, stage, step, *rest)
+        if stage == bad.stage:
+            passed[step] = out.clone()
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tamperer, "poison", spy)
+        lab.run("delay:steps=1", "script", **grid)
+    for step in (2, 3):
+        before, now = gradient_of(3, step - 1).sent, gradient_of(3, step).sent
+        assert torch.equal(passed[step][bad.replica], before[bad.replica])
+        others = [r for r in range(4) if r != bad.replica]
+        assert torch.equal(passed[step][others], now[others])
