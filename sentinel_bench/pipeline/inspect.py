@@ -50,7 +50,7 @@ class Inspector:
         self.passive = type(defense).passive
         """True if the defense never looks at a signal."""
         self._defense = defense
-        self._asked: tuple[int, Defense[Any]] | None = None
+        self._asked: tuple[tuple[int, int, str], Defense[Any]] | None = None
         self._log = log
 
     def inspect(
@@ -107,13 +107,14 @@ class Inspector:
     ) -> Verdict | None:
         """Return what the defense would say of signals `x`, all of them readable; nothing changes.
 
-        A copy of the defense is asked, made once a step: the defense must not learn who asks. None
-        if it offers no statistics.
+        A copy of the defense is asked, made once for each boundary: the defense must not learn who
+        asks. None if it offers no statistics.
         """
         if self.passive:
             return None
-        if self._asked is None or self._asked[0] != step:
-            self._asked = step, fork(self._defense)
+        where = (step, stage, direction)
+        if self._asked is None or self._asked[0] != where:
+            self._asked = where, fork(self._defense)
         intact = intact_rows(Sent(x, [False] * len(x), [True] * len(x)))
         x = x if all(intact) else zero_rows(x, [not i for i in intact])
         tested = self._tested(stage, tainted)

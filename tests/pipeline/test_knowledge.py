@@ -367,9 +367,6 @@ class Counter(Defense[ResponseParams]):
 JUDGED: dict[tuple[int, int, str], float] = {}
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the copy that is asked is made once a step"
-)
 def test_a_detector_knows_what_the_defense_has_learned_in_this_step(
     lab: Lab, plug: Callable[..., None]
 ) -> None:
