@@ -371,7 +371,9 @@ def _split(text: str) -> list[str]:
             closes = char == quote and not escaped
             escaped = char == "\\" and quote == '"' and not escaped
             quote = "" if closes else quote  # two in a row: closed and opened again
-        elif char in "'\"" and (last in "=[{," or (last, before) == (":", " ") or last == char):
+        elif char in "'\"" and (
+            last in ("[{," if depth else "=") or (last, before) == (":", " ") or last == char
+        ):
             quote = char
         elif char == "," and depth == 0:
             parts.append("")

@@ -149,6 +149,12 @@ def test_a_label_may_hold_quotes_and_commas_or_brackets_at_once(value: Any) -> N
     assert Component.parse(component.label()) == component
 
 
+@pytest.mark.parametrize("value", [["='"], ["a", '="'], [["='"]]])
+def test_a_quote_after_an_equals_sign_in_a_list_is_a_letter(value: Any) -> None:
+    component = Component(name="n", params={"x": value, "y": 1})
+    assert Component.parse(component.label()) == component
+
+
 NESTED = st.text("ab,:=[]{} '\"\\", max_size=6)
 
 
