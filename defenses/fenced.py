@@ -85,8 +85,8 @@ class Fenced(Defense[F]):
     def learn(self, signals: Signals, clean: Tensor) -> None:
         """Take the values of the clean signals just checked into the windows."""
         if self._last is not None:
-            nan = self._last.new_tensor(float("nan"))
-            self._values[self._channels(signals)] = self._last.where(clean, nan)
+            values = self._last.masked_fill(~clean, float("nan"))
+            self._values[self._channels(signals)] = values
 
     def end_step(self, step: int) -> None:
         """Move all fences by one step."""
@@ -133,14 +133,15 @@ class Explained(Mapping[str, "tuple[Tensor, float, float]"]):
     ) -> None:
         self._names = names
         self._values = values
-        self._median = fences.median[channels]
-        self._half = fences.half_width[channels]
+        self._median, self._half = fences.median, fences.half_width  # as they are now
+        self._channels = channels
 
     def __getitem__(self, name: str) -> tuple[Tensor, float, float]:
         if name not in self._names:
             raise KeyError(name)
         i = self._names.index(name)
-        median, half = float(self._median[i]), float(self._half[i])
+        channel = self._channels.start + i
+        median, half = float(self._median[channel]), float(self._half[channel])
         return self._values[i], median - half, median + half
 
     def __iter__(self) -> Iterator[str]:

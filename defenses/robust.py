@@ -40,15 +40,14 @@ class RobustFences:
         self._slot = 0
         self.median = torch.zeros_like(floor)
         self.half_width = torch.full_like(floor, torch.inf)
-        self._low, self._high = -self.half_width, self.half_width
+        self._bound()
 
     def all_inside(self, channels: slice, values: Tensor, active: Tensor) -> bool:
         """Tell whether everybody is active and all `values` `[n, replicas]` are inside.
 
         The usual answer is yes; it costs one wait for the device.
         """
-        inside = (values > self._low[channels, None]) & (values < self._high[channels, None])
-        return bool((inside & active).all())
+        return bool((self._inside(channels, values) & active).all())
 
     def outside(self, channels: slice, values: Tensor) -> tuple[Tensor, Tensor]:
         """Tell how far values lie outside.
@@ -64,9 +63,7 @@ class RobustFences:
         half = self.half_width[channels, None]
         open_ = half.isinf()
         distance = ((values - self.median[channels, None]).abs() / half).where(~open_, 0.0)
-        # the bounds as in all_inside, so that the two never differ by a rounding
-        inside = (values > self._low[channels, None]) & (values < self._high[channels, None])
-        return ~inside & ~open_, distance
+        return ~self._inside(channels, values) & ~open_, distance
 
     def push(self, values: Tensor) -> None:
         """Take the values of one step `[channels, replicas]`, NaN where they do not count."""
@@ -82,7 +79,14 @@ class RobustFences:
         half = torch.maximum(self._mads * sigma, self._floor)
         self.median = torch.where(enough, median, 0.0)
         self.half_width = torch.where(enough, half, torch.inf)
-        self._low, self._high = self.median - self.half_width, self.median + self.half_width
+        self._bound()
+
+    def _inside(self, channels: slice, values: Tensor) -> Tensor:
+        return (values > self._low[channels]) & (values < self._high[channels])
+
+    def _bound(self) -> None:
+        self._low = (self.median - self.half_width)[:, None]
+        self._high = (self.median + self.half_width)[:, None]
 
     def state_bytes(self) -> int:
         """Return the bytes kept from step to step."""

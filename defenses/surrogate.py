@@ -91,10 +91,10 @@ class Surrogate(Fenced[SurrogateParams]):
         s, r, p = norms(sent), norms(received), norms(predicted)
         s_along, p_along = over(dots(sent, received), r), over(dots(predicted, received), r)
         u, v = across(s, s_along), across(p, p_along)
+        s_least, r_least = RESOLUTION * s, RESOLUTION * r
         angle = cosine(dots(sent, predicted) - s_along * p_along, u, v)
-        seen = (u > RESOLUTION * s) & (v > RESOLUTION * r)
-        size = log_ratio(u.maximum(RESOLUTION * s), v.maximum(RESOLUTION * r))
-        return torch.stack([angle * seen, size]).mean(2)
+        angle *= (u > s_least) & (v > r_least)
+        return torch.stack([angle, log_ratio(u.maximum(s_least), v.maximum(r_least))]).mean(2)
 
     def learn(self, signals: Signals, clean: Tensor) -> None:
         """Take in the values of the clean signals, and now and then some tokens for the fit."""

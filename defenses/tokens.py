@@ -34,12 +34,12 @@ def over(x: Tensor, norm: Tensor) -> Tensor:
 
 def cosine(dot: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return the cosines of vectors with these inner products and norms; 0 where one is zero."""
-    return over(over(dot, x), y)
+    return dot / (x * y).clamp_min(TINY**2)
 
 
 def log_ratio(x: Tensor, y: Tensor) -> Tensor:
     """Return `log(x / y)` of two norms, within +- `LIMIT`; 0 where both are zero."""
-    return over(x.clamp_min(TINY), y).log().clamp(-LIMIT, LIMIT)
+    return over(x.clamp_min(TINY), y).log_().clamp_(-LIMIT, LIMIT)
 
 
 def across(norm: Tensor, along: Tensor) -> Tensor:
@@ -47,4 +47,4 @@ def across(norm: Tensor, along: Tensor) -> Tensor:
 
     A difference of squares: below a thousandth of `norm` it is rounding.
     """
-    return (norm.square() - along.square()).clamp_min(0).sqrt()
+    return torch.addcmul(norm.square(), along, along, value=-1).clamp_min_(0).sqrt_()
