@@ -366,6 +366,7 @@ class Signals:
         received: what the senders received in the same direction, same shape; None at the ends, and
             for a defense that does not ask for it (`needs_received`).
         active: `[replicas]` bool: neither banned nor tainted nor unreadable; only these are tested.
+        again: the same work done a second time, for a defense that asks for it (`needs_again`).
     """
 
     stage: int
@@ -374,6 +375,26 @@ class Signals:
     sent: Tensor
     received: Tensor | None
     active: Tensor
+    again: Again | None = None
+
+
+class Again(Protocol):
+    """Does the work of workers a second time, from what they received and the stage's weights.
+
+    Equal to what an honest worker sent up to rounding: other shapes of a batch take other kernels.
+    """
+
+    def recompute(self, of: Sequence[int]) -> Tensor:
+        """Return what replicas `of` should have sent, computed by the verifier itself.
+
+        `[n, batch, tokens, hidden]`, in the order of `of`.
+        """
+
+    def ask(self, of: Sequence[int], by: Sequence[int]) -> Tensor:
+        """Return what replica `by[i]` of the same stage answers when asked for the work of `of[i]`.
+
+        `[n, batch, tokens, hidden]`. A malicious one may lie (`threat.verifiers`).
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +426,10 @@ class Defense(Plugin[P]):
     """True if it never looks at a signal: the boundaries are then left out."""
     needs_received: ClassVar[bool] = False
     """True if it compares with what the senders received; others are not given a copy of it."""
+    needs_again: ClassVar[bool] = False
+    """True if it has work done a second time; others are not given the means."""
+    learns: ClassVar[bool] = True
+    """False if nothing of the warm-up matters to it: it is then not shown."""
 
     def start(self, setup: Setup) -> None:
         """Prepare the state for a grid."""

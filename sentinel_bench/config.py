@@ -110,6 +110,11 @@ class ThreatConfig(Frozen):
     honest_last: int = Field(2, ge=0)
     allow_majority: bool = False
     collude: bool = Field(False, description="attackers of a stage draw the same random numbers")
+    verifiers: Literal["honest", "lie", "collude"] = Field(
+        "collude",
+        description="what a malicious replica answers when it is asked for the work of another: the"
+        " truth, always a lie, or a lie about the honest and what a colluder sent for a colluder",
+    )
     poison_self: bool = Field(
         False,
         description="gradients: an attacker corrupts what it received before its own backward pass,"

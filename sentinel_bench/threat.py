@@ -22,7 +22,7 @@ class Attacker:
     Attributes:
         mode: in which direction it acts; "update" for an attack on weights.
         rate: share of the steps, from `start` on, in which it acts.
-        poison_self: see `ThreatConfig`.
+        poison_self, verifiers: see `ThreatConfig`.
     """
 
     stage: int
@@ -33,6 +33,7 @@ class Attacker:
     seed: int
     rate: float = 1.0
     poison_self: bool = False
+    verifiers: Literal["honest", "lie", "collude"] = "collude"
 
     def record(self) -> dict[str, Any]:
         """Return the row of the ground truth for the record."""
@@ -81,6 +82,7 @@ def place(scenario: Scenario, attack: Component) -> tuple[Attacker, ...]:
                 seed=_seed(scenario, stage, None if threat.collude else replica),
                 rate=threat.rate if threat.schedule == "rate" else 1.0,
                 poison_self=threat.poison_self,
+                verifiers=threat.verifiers,
             )
         )
     return tuple(attackers)

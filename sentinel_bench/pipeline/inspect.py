@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sentinel_bench.api import Defense, Direction, Setup, Signals, Verdict
+from sentinel_bench.api import Again, Defense, Direction, Setup, Signals, Verdict
 from sentinel_bench.errors import PluginError
 from sentinel_bench.ledger import Ban, Ledger
 from sentinel_bench.pipeline.tamper import Sent
@@ -48,6 +48,8 @@ class Inspector:
         self.tainted = [False] * ledger.replicas
         self.passive = type(defense).passive
         """True if the defense never looks at a signal."""
+        self.needs_again = type(defense).needs_again
+        """True if the defense has work done a second time."""
         self._defense = defense
         self._log = log
 
@@ -59,6 +61,7 @@ class Inspector:
         sent: Sent,
         received: Tensor | None,
         tainted: list[bool],
+        again: Again | None = None,
     ) -> tuple[Tensor, list[bool]]:
         """Check what `stage` sent; return what is passed on, and the tainted ranks."""
         self.tally.tampered += sum(sent.tampered)
@@ -70,7 +73,7 @@ class Inspector:
         active = [t and i for t, i in zip(tested, intact, strict=True)]
         mask = row_mask(active, x)
         before = received if type(self._defense).needs_received else None
-        signals = show(stage, direction, step, x, before, mask)
+        signals = show(stage, direction, step, x, before, mask, again)
         verdict = check(self._defense, signals)
         flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
         severe = [s or not i for s, i in zip(verdict.severe.tolist(), intact, strict=True)]
@@ -206,13 +209,14 @@ def show(
     sent: Tensor,
     received: Tensor | None,
     active: Tensor,
+    again: Again | None = None,
 ) -> Signals:
     """Return signals for a defense: copies.
 
     What it does to them changes nothing, and neither base nor version tells who has tampered.
     """
     before = None if received is None else received.clone()
-    return Signals(stage, direction, step, sent.clone(), before, active)
+    return Signals(stage, direction, step, sent.clone(), before, active, again)
 
 
 def check(defense: Defense[Any], signals: Signals) -> Verdict:

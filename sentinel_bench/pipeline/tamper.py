@@ -312,6 +312,35 @@ class Tamperer:
         self._history.record(stage, direction, x)
         return Sent(out, tampered, readable)
 
+    def answer(
+        self,
+        stage: int,
+        direction: Direction,
+        step: int,
+        sent: Tensor,
+        of: Sequence[int],
+        by: Sequence[int],
+        honest: Tensor,
+    ) -> Tensor:
+        """Return what replicas `by` answer when they are asked for the work of `of`.
+
+        Args:
+            stage, direction, step: where and when.
+            sent: `[replicas, batch, tokens, hidden]`, what was sent in the first place.
+            of, by: n replicas each.
+            honest: `[n, batch, tokens, hidden]`, the true answers.
+        """
+        liars = {v.attacker.replica: v.attacker for v in self._at(stage, step)}
+        out = honest
+        for i, (asked, answering) in enumerate(zip(of, by, strict=True)):
+            liar = liars.get(answering)
+            if liar is None or liar.verifiers == "honest":
+                continue
+            out = honest.clone() if out is honest else out
+            covers = liar.verifiers == "collude" and asked in liars
+            out[i] = sent[asked] if covers else -honest[i]
+        return out
+
     def poison(self, stage: int, step: int, arrived: Tensor) -> Tensor:
         """Return the gradients that `stage` lets into its own backward pass.
 

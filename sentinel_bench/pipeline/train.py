@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import Tensor, nn
 
+from sentinel_bench.api import Direction
 from sentinel_bench.config import Scenario, TrainConfig
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.models.build import build_model
@@ -80,10 +81,15 @@ class Trainer:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = make_optimizer(self.model, scenario.train)
         self._exchange: Exchange | None = None
+        self._fed: list[Tensor] = []
+        """What each stage was fed in this step."""
+        self._labels: Tensor | None = None
 
     def connect(self, exchange: Exchange | None) -> None:
         """Put an exchange behind all boundaries; None makes them plain wires."""
         self._exchange = exchange
+        if exchange is not None:
+            exchange.redo = self.redo
         for boundary in self._boundaries:
             boundary.exchange = exchange
 
@@ -115,6 +121,34 @@ class Trainer:
             total += float(losses)
             tokens += labels.numel()
         return total / tokens, tokens
+
+    def redo(self, stage: int, direction: Direction, of: Sequence[int]) -> Tensor:
+        """Do the work of replicas `of` of a stage a second time.
+
+        Returns:
+            What they should have sent in this step, from what they received:
+            `[n, batch, tokens, hidden]`, gradients of each replica's own mean loss.
+        """
+        replicas = self.scenario.grid.replicas
+
+        def rows(x: Tensor) -> Tensor:
+            return x.view(replicas, -1, *x.shape[1:])[list(of)].flatten(0, 1)
+
+        fed = rows(self._fed[stage])
+        forward = direction == "activation"
+        with torch.set_grad_enabled(not forward):
+            fed.requires_grad_(not forward)
+            with self._autocast():
+                out = self._stages[stage](fed)
+            if not forward:
+                if stage == len(self._stages) - 1:
+                    assert self._labels is not None
+                    total = rank_loss(out, rows(self._labels), [False] * len(of)) * len(of)
+                    (out,) = torch.autograd.grad(total, fed)
+                else:
+                    passed = rows(self._boundaries[stage].passed) * replicas
+                    (out,) = torch.autograd.grad(out, fed, passed)
+        return out.view(len(of), -1, *out.shape[1:])
 
     def inject(self, step: int) -> None:
         """Let attackers change the weights of their stages after a step."""
@@ -175,7 +209,8 @@ class Trainer:
         """Return the loss and how many ranks were left out of the weight gradients."""
         replicas = self.scenario.grid.replicas
         taint = torch.zeros(replicas, device=inputs.device, requires_grad=True)
-        fed: list[Tensor] = []
+        fed = self._fed = []
+        self._labels = targets
         h, rode = inputs, taint
         with self._autocast():
             for stage, boundary in zip(self._stages, [*self._boundaries, None], strict=True):
