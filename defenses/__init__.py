@@ -7,4 +7,7 @@ DEFENSES = {
     "none": "sentinel_bench.defenses.none:NoDefense",
     "averaging": "sentinel_bench.defenses.sentinel:Averaging",
     "sentinel": "sentinel_bench.defenses.sentinel:Sentinel",
+    "duplicate-work": "sentinel_bench.defenses.recompute:DuplicateWork",
+    "audit": "sentinel_bench.defenses.recompute:Audit",
+    "commitment": "sentinel_bench.defenses.commitment:Commitment",
 }

@@ -169,6 +169,7 @@ class AttackContext:
         age: steps since this worker's attack began, from 0.
         name: of the attack, for messages.
         granted: what the harness gives beyond that, made when it is asked for.
+        attempt: how often the pass was done before in this step, because of an alarm.
     """
 
     step: int
@@ -181,6 +182,7 @@ class AttackContext:
     age: int = 0
     name: str = "attack"
     granted: Mapping[Knowledge, Callable[[], Any]] = field(default_factory=dict)
+    attempt: int = 0
 
     @property
     def colluders(self) -> Colluders:
@@ -328,6 +330,7 @@ class Attack(Plugin[P]):
 class ResponseParams(Frozen):
     """What follows a flag: the published response (SENTINEL, arXiv 2603.03592, section 4)."""
 
+    bans: bool = Field(True, description="false: flags are recorded, and nobody is ever banned")
     violations: int = Field(5, ge=1, description="violations until a ban")
     forgive_after: int = Field(100, ge=1, description="clean steps that take one violation back")
     severity: float = Field(100.0, gt=1, description="a deviation of so many fences bans at once")
@@ -382,6 +385,7 @@ class Again(Protocol):
     """Does the work of workers a second time, from what they received and the stage's weights.
 
     Equal to what an honest worker sent up to rounding: other shapes of a batch take other kernels.
+    Only good within the `check` that it was given to; name at least one replica.
     """
 
     def recompute(self, of: Sequence[int]) -> Tensor:
@@ -393,7 +397,8 @@ class Again(Protocol):
     def ask(self, of: Sequence[int], by: Sequence[int]) -> Tensor:
         """Return what replica `by[i]` of the same stage answers when asked for the work of `of[i]`.
 
-        `[n, batch, tokens, hidden]`. A malicious one may lie (`threat.verifiers`).
+        `[n, batch, tokens, hidden]`. A malicious one may lie (`threat.verifiers`). Where stages keep
+        copies (`Defense.redundancy`), `by[i]` is a replica of the stage that holds the copy.
         """
 
 
@@ -414,6 +419,39 @@ class Verdict:
     statistics: Mapping[str, tuple[Tensor, float, float]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Redundancy:
+    """How stages keep trained copies of blocks: stage s one of s - 1, the first one of the last.
+
+    A copy does all the work of its block a second time: what a defense asks of `Signals.again`
+    comes from it, and its own optimizer trains it. It is told the norm of all gradients, by which
+    everybody clips.
+
+    Attributes:
+        resync: steps between two comparisons of the copies with their originals.
+        rtol: relative distance of all weights beyond which a copy is replaced by its original.
+    """
+
+    resync: int
+    rtol: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What becomes of a pass in which signals were flagged: it is thrown away, and done again.
+
+    Attributes:
+        bypass: stages that the new pass leaves out. They send nothing; in their place comes the
+            identity, and for the first and last stage what is no layer: embedding, norm and head.
+        freeze: stages whose weights stay as they are in this step.
+        skip: there is no new pass, and the step changes no weight at all.
+    """
+
+    bypass: frozenset[int] = frozenset()
+    freeze: frozenset[int] = frozenset()
+    skip: bool = False
+
+
 class Defense(Plugin[P]):
     """Looks at all replicas of one stage at once and says which signals are odd.
 
@@ -430,6 +468,8 @@ class Defense(Plugin[P]):
     """True if it has work done a second time; others are not given the means."""
     learns: ClassVar[bool] = True
     """False if nothing of the warm-up matters to it: it is then not shown."""
+    blind_to: ClassVar[str] = ""
+    """What it does not protect against, in one sentence; empty: it does not say."""
 
     def start(self, setup: Setup) -> None:
         """Prepare the state for a grid."""
@@ -449,11 +489,30 @@ class Defense(Plugin[P]):
     def learn(self, signals: Signals, clean: Tensor) -> None:
         """Take in the signals just checked; `clean` `[replicas]` bool are the trusted ones."""
 
+    def redundancy(self) -> Redundancy | None:
+        """Say how stages keep copies of blocks; None: they keep none. Called after `start`."""
+        return None
+
+    def recover(self, suspects: frozenset[int], passes: int, last: Recovery) -> Recovery | None:
+        """Say what becomes of a pass in which signals of the stages `suspects` were flagged.
+
+        Called after the forward and after the backward part of a pass, if there are any.
+
+        Args:
+            suspects: stages that sent what was flagged.
+            passes: how many passes this step has had, with this one.
+            last: what the last answer was in this step; at first an empty one.
+
+        Returns:
+            None: the pass counts, and goes on.
+        """
+        return None
+
     def end_step(self, step: int) -> None:
         """Called once after all boundaries of a step."""
 
     def state_bytes(self) -> int:
-        """Return the bytes of memory that the defense keeps from step to step."""
+        """Return the bytes of memory that the defense keeps from step to step, without copies."""
         return 0
 
 

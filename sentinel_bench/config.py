@@ -238,11 +238,21 @@ class Cell(Frozen):
     attack: Component
     defense: Component
     tuned: dict[str, Any] = Field({}, description="the track's own settings of this defense")
+    aggregator: Component = Field(
+        Component(name="mean"), description="what a stage takes for the mean of its weight gradients"
+    )
 
     @property
     def label(self) -> str:
-        """Short name: `attack-vs-defense`."""
-        return f"{self.attack.name}-vs-{self.defense.name}"
+        """Short name: `attack-vs-defense`, and the aggregator if it is not the mean."""
+        robust = [] if self.aggregator.name == "mean" else [self.aggregator.name]
+        return "+".join([f"{self.attack.name}-vs-{self.defense.name}", *robust])
+
+    @property
+    def protection(self) -> str:
+        """Defense and aggregator with their parameters, as tables name them."""
+        robust = [] if self.aggregator.name == "mean" else [self.aggregator.label()]
+        return " + ".join([self.defense.label(), *robust])
 
     @property
     def resolved_defense(self) -> Component:
@@ -258,7 +268,7 @@ class Cell(Frozen):
     @property
     def is_baseline(self) -> bool:
         """True for the run with no attack and no defense that all others are compared with."""
-        return self.attack.name == "none" and self.defense.name == "none"
+        return (self.attack.name, self.defense.name, self.aggregator.name) == ("none", "none", "mean")
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

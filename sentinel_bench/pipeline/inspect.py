@@ -9,9 +9,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sentinel_bench.api import Again, Defense, Direction, Setup, Signals, Verdict
+from sentinel_bench.api import (
+    Again,
+    Defense,
+    Direction,
+    Recovery,
+    Redundancy,
+    Setup,
+    Signals,
+    Verdict,
+)
 from sentinel_bench.errors import PluginError
 from sentinel_bench.ledger import Ban, Ledger
+from sentinel_bench.pipeline.recovery import problem
 from sentinel_bench.pipeline.tamper import Sent
 
 
@@ -50,6 +60,9 @@ class Inspector:
         """True if the defense never looks at a signal."""
         self.needs_again = type(defense).needs_again
         """True if the defense has work done a second time."""
+        self.redundancy = redundancy(defense)
+        """How stages keep copies of blocks, if they do."""
+        self._suspects: set[int] = set()
         self._defense = defense
         self._log = log
 
@@ -77,6 +90,8 @@ class Inspector:
         verdict = check(self._defense, signals)
         flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
         severe = [s or not i for s, i in zip(verdict.severe.tolist(), intact, strict=True)]
+        if any(f and t for f, t in zip(flagged, tested, strict=True)):
+            self._suspects.add(stage)
         ruling = self.ledger.judge(stage, flagged, severe, tested)
         self._count(stage, direction, step, sent, flagged, tested, verdict)
         if ruling.amnesty:
@@ -112,6 +127,32 @@ class Inspector:
         mask = row_mask(self._tested(stage, tainted), x)
         return preview(self._defense, show(stage, direction, step, x, before, mask))
 
+    def recover(self, step: int, passes: int, last: Recovery) -> Recovery | None:
+        """Ask the defense what becomes of this pass, if signals were flagged. None: it counts.
+
+        Raises:
+            PluginError: the defense raised, or its answer is none that can be followed.
+        """
+        if not self._suspects:
+            return None
+        answer = recover(self._defense, frozenset(self._suspects), passes, last, self.ledger.stages)
+        if answer is not None:
+            self._log.append(
+                "recovery",
+                step=step,
+                suspects=sorted(self._suspects),
+                bypass=sorted(answer.bypass),
+                freeze=sorted(answer.freeze),
+                skip=answer.skip,
+            )
+        return answer
+
+    def begin_pass(self) -> None:
+        """Forget the taints and suspects of a pass; what was counted stays."""
+        self.tainted = [False] * self.ledger.replicas
+        self.late = {}
+        self._suspects.clear()
+
     def end_step(self, step: int) -> list[Ban]:
         """Close a step: fences move, workers are banned; counts and taints start anew."""
         if not self.passive:
@@ -122,8 +163,7 @@ class Inspector:
                 "ban", step=step, stage=ban.stage, replica=ban.replica, reason=ban.reason
             )
         self.tally = Tally()
-        self.tainted = [False] * self.ledger.replicas
-        self.late = {}
+        self.begin_pass()
         return bans
 
     def excluded(self) -> list[bool]:
@@ -279,6 +319,35 @@ def learn(defense: Defense[Any], signals: Signals, clean: Tensor) -> None:
 def start(defense: Defense[Any], setup: Setup) -> None:
     """Tell a defense the grid."""
     _call(defense, "start", setup)
+
+
+def redundancy(defense: Defense[Any]) -> Redundancy | None:
+    """Ask a defense how stages keep copies of blocks.
+
+    Raises:
+        PluginError: it raised, or returned something else.
+    """
+    answer = _call(defense, "redundancy")
+    if not (answer is None or isinstance(answer, Redundancy)):
+        raise PluginError(
+            f"defense {defense.name}: redundancy returned {answer!r}", party="defense"
+        )
+    return answer
+
+
+def recover(
+    defense: Defense[Any], suspects: frozenset[int], passes: int, last: Recovery, stages: int
+) -> Recovery | None:
+    """Ask a defense what becomes of a pass.
+
+    Raises:
+        PluginError: it raised, or its answer is none that can be followed.
+    """
+    answer: Recovery | None = _call(defense, "recover", suspects, passes, last)
+    wrong = problem(answer, passes, stages)
+    if wrong is not None:
+        raise PluginError(f"defense {defense.name}: recover {wrong}", party="defense")
+    return answer
 
 
 def state_bytes(defense: Defense[Any]) -> int:

@@ -150,12 +150,13 @@ class _Villain:
         self.generator = torch.Generator(device).manual_seed(attacker.seed)
         self.directions = directions(attacker.mode)
         self.harm = Harm()
-        self._drawn: tuple[int, bool] = (-1, True)
+        self._drawn: tuple[tuple[int, int], bool] = ((-1, 0), True)
 
     def awake(self, context: AttackContext) -> bool:
-        """Tell whether it acts in this step: drawn once a step, for both directions."""
-        if self.attacker.rate < 1 and self._drawn[0] != context.step:
-            self._drawn = (context.step, context.chance(self.attacker.rate))
+        """Tell whether it acts in this pass: drawn once a pass, for both directions."""
+        now = (context.step, context.attempt)
+        if self.attacker.rate < 1 and self._drawn[0] != now:
+            self._drawn = (now, context.chance(self.attacker.rate))
         return self._drawn[1]
 
     def overrides(self, method: str) -> bool:
@@ -174,7 +175,9 @@ class _Villain:
         # A copy: whatever the attack does to it, the pipeline's own tensor stays as it is.
         honest = given.clone()
         version = honest._version
-        where = f"attack {a.attack.name} (step {context.step}, stage {a.stage}, replica {a.replica})"
+        where = (
+            f"attack {a.attack.name} (step {context.step}, stage {a.stage}, replica {a.replica})"
+        )
         try:
             sent = getattr(self.attack, method)(honest, context)
         except PluginError:
@@ -236,6 +239,7 @@ class Tamperer:
         """What stages send in which directions that attackers change, or receive."""
         self._plan: dict[str, Any] = {}
         self._poisoned: set[tuple[int, int, int]] = set()
+        self._attempt = 0
         self.update_stages = sorted(
             {v.attacker.stage for v in self._villains if v.overrides("update")}
         )
@@ -264,6 +268,14 @@ class Tamperer:
             if trigger is not None:
                 found[trigger] = None
         return list(found)
+
+    def begin_pass(self, attempt: int) -> None:
+        """Begin a pass of a step, which was done `attempt` times before: attackers act anew.
+
+        What they sent before stays in their histories: one signal a pass.
+        """
+        self._attempt = attempt
+        self._poisoned.clear()
 
     def send(
         self,
@@ -324,13 +336,17 @@ class Tamperer:
     ) -> Tensor:
         """Return what replicas `by` answer when they are asked for the work of `of`.
 
+        An attacker answers honestly until it has corrupted something: a lie is not its first act,
+        so that no ban can come before it.
+
         Args:
             stage, direction, step: where and when.
             sent: `[replicas, batch, tokens, hidden]`, what was sent in the first place.
             of, by: n replicas each.
             honest: `[n, batch, tokens, hidden]`, the true answers.
         """
-        liars = {v.attacker.replica: v.attacker for v in self._at(stage, step)}
+        begun = (v for v in self._at(stage, step) if v.harm.signals)
+        liars = {v.attacker.replica: v.attacker for v in begun}
         out = honest
         for i, (asked, answering) in enumerate(zip(of, by, strict=True)):
             liar = liars.get(answering)
@@ -338,6 +354,39 @@ class Tamperer:
                 continue
             out = honest.clone() if out is honest else out
             covers = liar.verifiers == "collude" and asked in liars
+            out[i] = sent[asked] if covers else -honest[i]
+        return out
+
+    def testify(
+        self,
+        stage: int,
+        checker: int,
+        step: int,
+        sent: Tensor,
+        of: Sequence[int],
+        by: Sequence[int],
+        honest: Tensor,
+    ) -> Tensor:
+        """Return what replicas `by` of `checker` say that replicas `of` of `stage` should send.
+
+        They lie as in `answer`, and cover for those of their own kind in `stage`.
+
+        Args:
+            stage, checker, step: whose work, by whose copy of it, and when.
+            sent: `[replicas, batch, tokens, hidden]`, what was sent in the first place.
+            of, by: n replicas each.
+            honest: `[n, batch, tokens, hidden]`, what the copies say.
+        """
+        malicious = {v.attacker.replica for v in self._at(stage, step)}
+        begun = (v.attacker for v in self._at(checker, step) if v.harm.signals)
+        liars = {a.replica: a.verifiers for a in begun}
+        out = honest
+        for i, (asked, answering) in enumerate(zip(of, by, strict=True)):
+            habit = liars.get(answering, "honest")
+            if habit == "honest":
+                continue
+            out = honest.clone() if out is honest else out
+            covers = habit == "collude" and asked in malicious
             out[i] = sent[asked] if covers else -honest[i]
         return out
 
@@ -372,8 +421,8 @@ class Tamperer:
 
     def contribute(
         self, stage: int, step: int, excluded: Sequence[bool], place: Workplace
-    ) -> Tensor | None:
-        """Return what attackers add to the sum of the weight gradients of `stage`.
+    ) -> dict[int, Tensor]:
+        """Return what attackers contribute to the weight gradients of `stage`.
 
         Args:
             stage, step: where and when.
@@ -381,10 +430,9 @@ class Tamperer:
             place: gives gradients of the replicas.
 
         Returns:
-            `[parameters]`, the sum over attackers of what is sent less what is honest; None if all
-            are honest.
+            Replica to what it sends, `[parameters]`; the others are honest.
         """
-        total = None
+        contributed: dict[int, Tensor] = {}
         for villain in self._at(stage, step):
             a = villain.attacker
             if not villain.overrides("update") or excluded[a.replica]:
@@ -399,6 +447,7 @@ class Tamperer:
                 history=(),
                 generator=villain.generator,
                 age=step - a.start,
+                attempt=self._attempt,
                 name=a.attack.name,
                 granted=self._granted_update(villain, step, excluded, place),
                 targets=place.targets[a.replica].clone(),
@@ -415,8 +464,8 @@ class Tamperer:
                 )
             villain.did(sent, own)
             self._on_act(step, stage, a.replica, "update")
-            total = sent - own if total is None else total + sent - own
-        return total
+            contributed[a.replica] = sent
+        return contributed
 
     def inject(
         self, stage: int, step: int, weights: Tensor, private: Callable[[int], Private]
@@ -446,6 +495,7 @@ class Tamperer:
                 history=(),
                 generator=villain.generator,
                 age=step - a.start,
+                attempt=self._attempt,
                 name=a.attack.name,
                 granted={k: v for k, v in granted.items() if k in villain.knowledge},
             )
@@ -500,6 +550,7 @@ class Tamperer:
             history=self._history.get((a.stage, direction, a.replica)),
             generator=villain.generator,
             age=step - a.start,
+            attempt=self._attempt,
             name=a.attack.name,
             granted={k: v for k, v in granted.items() if k in villain.knowledge},
         )
