@@ -10,4 +10,6 @@ DEFENSES = {
     "duplicate-work": "sentinel_bench.defenses.recompute:DuplicateWork",
     "audit": "sentinel_bench.defenses.recompute:Audit",
     "commitment": "sentinel_bench.defenses.commitment:Commitment",
+    "redundant-block": "sentinel_bench.defenses.redundant:RedundantBlock",
+    "skip-layer": "sentinel_bench.defenses.redundant:SkipLayer",
 }

@@ -159,7 +159,7 @@ class DuplicateWork(Proof[DuplicateWorkParams]):
             return {}
         heard = again.ask([of for of, _ in asked], [juror for _, juror in asked])
         lies: dict[int, float] = {}
-        split = heard.split([len(jury) for jury in juries])
+        split = torch.split(heard, [len(jury) for jury in juries])
         for (of, by, answer), jury, answers in zip(disputes, juries, split, strict=True):
             truth = majority(answers, rtol)
             if truth is None:

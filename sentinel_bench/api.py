@@ -397,8 +397,8 @@ class Again(Protocol):
     def ask(self, of: Sequence[int], by: Sequence[int]) -> Tensor:
         """Return what replica `by[i]` of the same stage answers when asked for the work of `of[i]`.
 
-        `[n, batch, tokens, hidden]`. A malicious one may lie (`threat.verifiers`). Where stages keep
-        copies (`Defense.redundancy`), `by[i]` is a replica of the stage that holds the copy.
+        `[n, batch, tokens, hidden]`. A malicious one may lie (`threat.verifiers`). Where stages
+        keep copies (`Defense.redundancy`), `by[i]` is of the stage that holds the copy.
         """
 
 
@@ -443,13 +443,18 @@ class Recovery:
     Attributes:
         bypass: stages that the new pass leaves out. They send nothing; in their place comes the
             identity, and for the first and last stage what is no layer: embedding, norm and head.
-        freeze: stages whose weights stay as they are in this step.
+        freeze: other stages whose weights stay as they are in this step.
         skip: there is no new pass, and the step changes no weight at all.
     """
 
     bypass: frozenset[int] = frozenset()
     freeze: frozenset[int] = frozenset()
     skip: bool = False
+
+    @property
+    def still(self) -> frozenset[int]:
+        """All stages whose weights stay as they are."""
+        return self.bypass | self.freeze
 
 
 class Defense(Plugin[P]):

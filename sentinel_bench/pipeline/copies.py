@@ -101,10 +101,6 @@ class Copies:
             norm: of all gradients of the originals.
             limit: to which they are clipped.
         """
-        for mine, theirs in zip(
-            self._optimizer.param_groups, self._trained.param_groups, strict=True
-        ):
-            mine["lr"] = theirs["lr"]
         trained: list[nn.Parameter] = []
         for stage, module in enumerate(self._copies):
             if stage in frozen:
@@ -114,9 +110,17 @@ class Copies:
                 parameter.grad = grad if scale == 1 else grad * scale
             trained += parameters
         nn.utils.clip_grads_with_norm_(trained, limit, norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self.begin([], self._labels)
+        self._update()
+
+    def follow(self) -> None:
+        """Train the copies with the gradients of their originals, where these are no mean.
+
+        What a robust rule made of the gradients of all replicas is heard from them.
+        """
+        for stage in range(len(self._copies)):
+            for mine, theirs in self._pairs(stage):
+                mine.grad = theirs.grad
+        self._update()
 
     @torch.no_grad()
     def resync(self, step: int) -> list[tuple[int, float]]:
@@ -134,6 +138,15 @@ class Copies:
                 self._replace(stage)
                 drifted.append((stage, distance))
         return drifted
+
+    def _update(self) -> None:
+        for mine, theirs in zip(
+            self._optimizer.param_groups, self._trained.param_groups, strict=True
+        ):
+            mine["lr"] = theirs["lr"]
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.begin([], self._labels)
 
     def _run(self, stage: int) -> tuple[Tensor, Tensor]:
         """Return what the copy of a stage is fed, and what it makes of it, with the graph."""

@@ -154,10 +154,11 @@ class LiveExchange:
             self.inspector.preview, stage, direction, self.step, received=received, tainted=tainted
         )
         sent: Sent = self.tamperer.send(stage, direction, self.step, x, received, look)
-        answer = partial(self.tamperer.answer, stage, direction, self.step, sent.x)
-        if self.inspector.redundancy is not None:
-            checker = (stage + 1) % self.inspector.ledger.stages
-            answer = partial(self.tamperer.testify, stage, checker, self.step, sent.x)
+        if self.inspector.redundancy is None:
+            answer = partial(self.tamperer.answer, stage, direction, self.step, sent.x)
+        else:
+            holder = (stage + 1) % self.inspector.ledger.stages
+            answer = partial(self.tamperer.testify, stage, holder, self.step, sent.x)
         redo = self.redo if self.inspector.needs_again else None
         with rerun(redo, stage, direction, received, answer) as again:
             return self.inspector.inspect(

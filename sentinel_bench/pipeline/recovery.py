@@ -51,7 +51,7 @@ def run(stages: Sequence[Stage], one: Callable[[], Pass]) -> tuple[Pass, Recover
         recovery = done.again
         if recovery.skip:
             break
-    for index in recovery.freeze:
+    for index in recovery.still:
         stages[index].zero_grad(set_to_none=True)
     return done, recovery
 
@@ -80,7 +80,7 @@ def problem(answer: Any, passes: int, stages: int) -> str | None:
         return None
     if not isinstance(answer, Recovery):
         return f"returned {answer!r}, neither None nor a Recovery"
-    unknown = (answer.bypass | answer.freeze) - set(range(stages))
+    unknown = answer.still - set(range(stages))
     if unknown:
         return f"names stages {sorted(unknown)} of {stages}"
     if passes >= MAX_PASSES and not answer.skip:

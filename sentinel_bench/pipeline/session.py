@@ -20,8 +20,8 @@ from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
 from sentinel_bench.errors import ConfigError, PluginError
 from sentinel_bench.ledger import Ledger
-from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
 from sentinel_bench.pipeline.copies import bytes_of_copies
+from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
 from sentinel_bench.pipeline.inspect import (
     Inspector,
     Log,

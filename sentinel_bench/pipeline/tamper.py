@@ -360,25 +360,25 @@ class Tamperer:
     def testify(
         self,
         stage: int,
-        checker: int,
+        holder: int,
         step: int,
         sent: Tensor,
         of: Sequence[int],
         by: Sequence[int],
         honest: Tensor,
     ) -> Tensor:
-        """Return what replicas `by` of `checker` say that replicas `of` of `stage` should send.
+        """Return what replicas `by` of `holder` say that replicas `of` of `stage` should send.
 
         They lie as in `answer`, and cover for those of their own kind in `stage`.
 
         Args:
-            stage, checker, step: whose work, by whose copy of it, and when.
+            stage, holder, step: whose work, who holds a copy of it, and when.
             sent: `[replicas, batch, tokens, hidden]`, what was sent in the first place.
             of, by: n replicas each.
             honest: `[n, batch, tokens, hidden]`, what the copies say.
         """
         malicious = {v.attacker.replica for v in self._at(stage, step)}
-        begun = (v.attacker for v in self._at(checker, step) if v.harm.signals)
+        begun = (v.attacker for v in self._at(holder, step) if v.harm.signals)
         liars = {a.replica: a.verifiers for a in begun}
         out = honest
         for i, (asked, answering) in enumerate(zip(of, by, strict=True)):

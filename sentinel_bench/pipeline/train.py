@@ -117,13 +117,15 @@ class Trainer:
         done, recovery = run(self._stages, partial(self._forward_backward, step, inputs, targets))
         limit = self.scenario.train.grad_clip
         norm = nn.utils.clip_grad_norm_(self._parameters, limit)
-        nothing = recovery.skip or len(recovery.freeze) == len(self._stages)
+        nothing = recovery.skip or len(recovery.still) == len(self._stages)
         everybody = done.excluded == self.scenario.grid.replicas
         skipped = nothing or everybody or (self._guarded and not bool(norm.isfinite()))
         if not skipped:
             self._optimizer.step()
-            if self._copies is not None:
-                self._copies.step(recovery.freeze, self._scale(done.excluded), norm, limit)
+            if self._copies is not None and self._aggregator is not None:
+                self._copies.follow()
+            elif self._copies is not None:
+                self._copies.step(recovery.still, self._scale(done.excluded), norm, limit)
         self._optimizer.zero_grad(set_to_none=True)
         # the numbers wait for the device
         return StepResult(float(done.loss), float(norm), done.excluded, skipped)
@@ -166,7 +168,7 @@ class Trainer:
         fed = rows(self._fed[stage]).requires_grad_(not forward)
         with torch.set_grad_enabled(not forward):
             with self._autocast():
-                out = self._stages[stage](fed)
+                out: Tensor = self._stages[stage](fed)
             if not forward:
                 if stage == len(self._stages) - 1:
                     assert self._labels is not None
@@ -335,9 +337,7 @@ class Trainer:
             for parameter, value in zip(parameters, fresh, strict=True):
                 parameter.grad = value
 
-    def _combine(
-        self, step: int, fed: list[Tensor], targets: Tensor, excluded: list[bool]
-    ) -> None:
+    def _combine(self, step: int, fed: list[Tensor], targets: Tensor, excluded: list[bool]) -> None:
         """Let attackers contribute to the weight gradients, and a robust rule replace their mean.
 
         The mean is there already: what an attacker sends beside its honest gradient is added to it.
@@ -349,7 +349,7 @@ class Trainer:
         kept = [r for r in range(replicas) if not excluded[r]]
         robust = self._aggregator is not None
         for index in range(len(self._stages)) if robust else tamperer.update_stages:
-            if index in self._exchange.recovery.freeze:
+            if index in self._exchange.recovery.still:
                 continue
             last = index == len(self._stages) - 1
             work = StageWork(

@@ -74,11 +74,42 @@ class Redoer(Script):
         return super().check(signals)
 
 
+class Learner(Redoer):
+    """Watches the warm-up, too."""
+
+    name: ClassVar[str] = "learner"
+    learns = True
+
+
+class Mistaken(Script):
+    """Compares replicas with one another."""
+
+    name: ClassVar[str] = "mistaken"
+    needs_again = True
+    apart: ClassVar[list[float]] = []
+
+    def check(self, signals: Signals) -> Any:
+        assert signals.again is not None
+        self.apart.extend(relative(signals.again.recompute([1, 2]), signals.sent[[2, 1]]))
+        return super().check(signals)
+
+
+class Plain(Script):
+    """Does not ask for it."""
+
+    name: ClassVar[str] = "plain"
+    given: ClassVar[list[Again | None]] = []
+
+    def check(self, signals: Signals) -> Any:
+        self.given.append(signals.again)
+        return super().check(signals)
+
+
 @pytest.fixture(autouse=True)
-def _redoer(plug: Callable[..., None]) -> None:
-    plug(Redoer)
-    SEEN.clear()
-    KEPT.clear()
+def _plugged(plug: Callable[..., None]) -> None:
+    plug(Redoer, Learner, Mistaken, Plain)
+    for kept in (SEEN, KEPT, Mistaken.apart, Plain.given):
+        kept.clear()  # type: ignore[attr-defined]
 
 
 def redoer(*flags: Mark, **params: Any) -> Component:
@@ -110,19 +141,9 @@ def test_work_done_again_is_what_was_sent_at_every_stage_and_for_any_replicas(
     assert_all_equal(grid.get("grid__stages", 4))
 
 
-def test_the_comparison_can_fail_replicas_do_send_different_signals(lab: Lab) -> None:
-    far: list[float] = []
-
-    class Wrong(Redoer):
-        name = "wrong"
-
-        def check(self, signals: Signals) -> Any:
-            assert signals.again is not None
-            far.extend(relative(signals.again.recompute([1, 2]), signals.sent[[2, 1]]))
-            return super().check(signals)
-
-    _run_with(lab, Wrong)
-    assert min(far) > 1e-3
+def test_the_comparison_can_fail_for_replicas_send_different_signals(lab: Lab) -> None:
+    lab.run("none", "mistaken", **SHORT)
+    assert min(Mistaken.apart) > 1e-3
 
 
 FLAGGED: dict[str, tuple[list[Mark], dict[str, Any]]] = {
@@ -218,41 +239,17 @@ def test_weights_gradients_and_random_numbers_are_the_same_with_and_without_to_t
 
 
 def test_a_defense_that_does_not_ask_for_it_gets_nothing(lab: Lab) -> None:
-    given: list[Again | None] = []
-
-    class Plain(Script):
-        name = "plain"
-
-        def check(self, signals: Signals) -> Any:
-            given.append(signals.again)
-            return super().check(signals)
-
-    _run_with(lab, Plain)
-    assert given and set(given) == {None}
+    lab.run("none", "plain", **SHORT)
+    assert Plain.given and set(Plain.given) == {None}
 
 
 def test_a_defense_that_learns_can_ask_in_the_warm_up_too(lab: Lab) -> None:
-    class Learner(Redoer):
-        name = "learner"
-        learns = True
-
-    _run_with(lab, Learner)
+    lab.run("none", "learner", **SHORT)
     assert_all_equal()
     assert {c.step for c in SEEN} == set(range(7))
     SEEN.clear()
     lab.run("none", "redoer", **SHORT)
     assert {c.step for c in SEEN} == set(range(FIRST, 7))
-
-
-def _run_with(lab: Lab, defense: type[Script]) -> None:
-    from sentinel_bench import registry
-
-    with pytest.MonkeyPatch.context() as patch:
-        get = registry.defenses.get
-        patch.setattr(
-            registry.defenses, "get", lambda name: defense if name == defense.name else get(name)
-        )
-        lab.run("none", defense.name, **SHORT)
 
 
 # --- what a defense holds -------------------------------------------------------------------------
