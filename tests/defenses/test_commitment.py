@@ -6,7 +6,7 @@ import pytest
 import torch
 from work_again import Desk, desk, flagged, rows, started
 
-from sentinel_bench.defenses.commitment import compare_hashes, top_values
+from sentinel_bench.defenses.commitment import Commitment, compare_hashes, top_values
 
 LARGE = (2, 32, 32)
 """2048 elements: a hash of 128 holds one of sixteen."""
@@ -129,9 +129,16 @@ def test_it_draws_as_an_audit_does_and_a_liar_is_banned_at_once():
     assert any(3 in of for of in d.recomputed)
 
 
-def test_each_boundary_has_hashes_of_its_own():
+def test_the_hashes_of_each_boundary_are_kept_until_its_next_signals():
     defense = started("commitment:q=1", 4, LARGE)
+    assert isinstance(defense, Commitment)
+    seen = []
     for stage, direction in ((0, "activation"), (1, "activation"), (1, "gradient")):
-        d = desk(4, [2], seed=stage + 7 * (direction == "gradient"), shape=LARGE)
-        place = {"stage": stage, "direction": direction}
-        assert flagged(defense.check(d.signals(**place))) == [2]
+        d = desk(4, [2], seed=len(seen), shape=LARGE)
+        seen.append(d.signals(stage=stage, direction=direction))
+        assert flagged(defense.check(seen[-1])) == [2]
+    for signals in seen:
+        for kept, expected in zip(
+            defense._place(signals), top_values(signals.sent, 128), strict=True
+        ):
+            assert torch.equal(kept, expected)

@@ -208,6 +208,13 @@ def test_signals_of_any_size_are_compared(size):
     assert flagged(started("duplicate-work", 4).check(d.signals())) == [2]
 
 
+def test_signals_whose_squares_vanish_are_compared():
+    d = desk(4, [1])
+    d.honest *= 1e-30
+    d.sent *= 1e-30
+    assert flagged(started("duplicate-work", 4).check(d.signals())) == [1]
+
+
 def test_replicas_that_send_zeros_when_they_should_are_right():
     d = Desk(torch.zeros(4, *SHAPE), torch.zeros(4, *SHAPE))
     assert flagged(started("duplicate-work", 4).check(d.signals())) == []
