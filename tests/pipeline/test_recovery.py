@@ -323,6 +323,15 @@ def test_whoever_lies_only_in_the_new_pass_is_caught_too(
     assert_plain(lab, events, changes, bypassed)
 
 
+def test_whoever_poisons_itself_behind_a_gap_is_caught_too(lab: Lab) -> None:
+    changes = grid(6, threat__poison_self=True)
+    lies = [(0, 0, 3, "gradient"), (0, 1, 2, "gradient")]
+    events, _ = lab.run(mole(*lies), "skip-layer", **changes)
+    assert places(events) == [(0, 3, "gradient"), (0, 2, "gradient")]
+    assert {row["stage"]: row["signals"] for row in events.of("tamper")} == {2: 1, 3: 1}
+    assert_plain(lab, events, changes, {2, 3, 4})
+
+
 def test_liars_of_several_ranks_are_found_in_one_pass(lab: Lab) -> None:
     changes = grid(6, 4, threat__fraction=0.5, threat__honest_first=1, threat__honest_last=1)
     lies = [(0, -1, stage, "activation") for stage in (1, 4)]
@@ -410,6 +419,28 @@ def test_copies_that_drift_because_of_an_attack_on_weights_are_replaced_and_logg
     assert {(row["step"], row["stage"]) for row in events.of("flag")} == {
         (step, 2) for step in (1, 2, 4, 5)
     }
+
+
+def test_a_copy_that_was_replaced_is_in_step_from_then_on(
+    lab: Lab, drifts: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, done = Copies.step, []
+
+    def spoil(self: Copies, *args: Any) -> None:
+        step(self, *args)
+        done.append(True)
+        if len(done) == 2:
+            for parameter in self._copies[1].parameters():
+                parameter.data.mul_(1.5)
+                self._optimizer.state[parameter]["exp_avg"].mul_(-3)
+
+    monkeypatch.setattr(Copies, "step", spoil)
+    changes = {"train__warmup_steps": 0, "train__steps": 6}
+    events, _ = lab.run("none", "redundant-block:resync=1", **changes)
+    assert [(row["step"], row["stage"]) for row in events.of("resync")] == [(1, 1)]
+    assert events.of("resync")[0]["distance"] == pytest.approx(0.5)
+    assert len(drifts) == 6 * 4 and max(drifts[8:]) <= 1e-6
+    assert not events.of("flag")
 
 
 def test_copies_stay_in_step_under_a_robust_aggregator(lab: Lab, drifts: list[float]) -> None:
