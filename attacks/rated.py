@@ -26,10 +26,11 @@ class Rated(Attack[R]):
 
     def __init__(self, params: R) -> None:
         super().__init__(params)
-        self._drawn: tuple[int, bool] = (-1, True)
+        self._drawn: tuple[tuple[int, int], bool] = ((-1, 0), True)
 
     def acts(self, ctx: AttackContext) -> bool:
-        """Tell whether it acts in this step: drawn once, for both directions; not at rate 1."""
-        if self.params.rate < 1 and self._drawn[0] != ctx.step:
-            self._drawn = (ctx.step, ctx.chance(self.params.rate))
+        """Tell whether it acts in this pass: drawn once, for both directions; not at rate 1."""
+        now = (ctx.step, ctx.attempt)
+        if self.params.rate < 1 and self._drawn[0] != now:
+            self._drawn = (now, ctx.chance(self.params.rate))
         return self._drawn[1]

@@ -11,4 +11,9 @@ DEFENSES = {
     "surrogate": "sentinel_bench.defenses.surrogate:Surrogate",
     "cross-replica": "sentinel_bench.defenses.replicas:CrossReplica",
     "layered": "sentinel_bench.defenses.layered:Layered",
+    "duplicate-work": "sentinel_bench.defenses.recompute:DuplicateWork",
+    "audit": "sentinel_bench.defenses.recompute:Audit",
+    "commitment": "sentinel_bench.defenses.commitment:Commitment",
+    "redundant-block": "sentinel_bench.defenses.redundant:RedundantBlock",
+    "skip-layer": "sentinel_bench.defenses.redundant:SkipLayer",
 }

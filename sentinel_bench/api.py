@@ -170,6 +170,7 @@ class AttackContext:
         age: steps since this worker's attack began, from 0.
         name: of the attack, for messages.
         granted: what the harness gives beyond that, made when it is asked for.
+        attempt: how often the pass was done before in this step, because of an alarm.
     """
 
     step: int
@@ -182,6 +183,7 @@ class AttackContext:
     age: int = 0
     name: str = "attack"
     granted: Mapping[Knowledge, Callable[[], Any]] = field(default_factory=dict)
+    attempt: int = 0
 
     @property
     def colluders(self) -> Colluders:
@@ -329,6 +331,7 @@ class Attack(Plugin[P]):
 class ResponseParams(Frozen):
     """What follows a flag: the published response (SENTINEL, arXiv 2603.03592, section 4)."""
 
+    bans: bool = Field(True, description="false: flags are recorded, and nobody is ever banned")
     violations: int = Field(5, ge=1, description="violations until a ban")
     forgive_after: int = Field(100, ge=1, description="clean steps that take one violation back")
     severity: float = Field(100.0, gt=1, description="a deviation of so many fences bans at once")
@@ -367,6 +370,7 @@ class Signals:
         received: what the senders received in the same direction, same shape; None at the ends, and
             for a defense that does not ask for it (`needs_received`).
         active: `[replicas]` bool: neither banned nor tainted nor unreadable; only these are tested.
+        again: the same work done a second time, for a defense that asks for it (`needs_again`).
     """
 
     stage: int
@@ -375,6 +379,28 @@ class Signals:
     sent: Tensor
     received: Tensor | None
     active: Tensor
+    again: Again | None = None
+
+
+class Again(Protocol):
+    """Does the work of workers a second time, from what they received and the stage's weights.
+
+    Equal to what an honest worker sent up to rounding: other shapes of a batch take other kernels.
+    Only good within the `check` that it was given to; name at least one replica.
+    """
+
+    def recompute(self, of: Sequence[int]) -> Tensor:
+        """Return what replicas `of` should have sent, computed by the verifier itself.
+
+        `[n, batch, tokens, hidden]`, in the order of `of`.
+        """
+
+    def ask(self, of: Sequence[int], by: Sequence[int]) -> Tensor:
+        """Return what replica `by[i]` of the same stage answers when asked for the work of `of[i]`.
+
+        `[n, batch, tokens, hidden]`. A malicious one may lie (`threat.verifiers`). Where stages
+        keep copies (`Defense.redundancy`), `by[i]` is of the stage that holds the copy.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +420,44 @@ class Verdict:
     statistics: Mapping[str, tuple[Tensor, float, float]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Redundancy:
+    """How stages keep trained copies of blocks: stage s one of s - 1, the first one of the last.
+
+    A copy does all the work of its block a second time: what a defense asks of `Signals.again`
+    comes from it, and its own optimizer trains it. It is told the norm of all gradients, by which
+    everybody clips.
+
+    Attributes:
+        resync: steps between two comparisons of the copies with their originals.
+        rtol: relative distance of all weights beyond which a copy is replaced by its original.
+    """
+
+    resync: int
+    rtol: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What becomes of a pass in which signals were flagged: it is thrown away, and done again.
+
+    Attributes:
+        bypass: stages that the new pass leaves out. They send nothing; in their place comes the
+            identity, and for the first and last stage what is no layer: embedding, norm and head.
+        freeze: other stages whose weights stay as they are in this step.
+        skip: there is no new pass, and the step changes no weight at all.
+    """
+
+    bypass: frozenset[int] = frozenset()
+    freeze: frozenset[int] = frozenset()
+    skip: bool = False
+
+    @property
+    def still(self) -> frozenset[int]:
+        """All stages whose weights stay as they are."""
+        return self.bypass | self.freeze
+
+
 class Defense(Plugin[P]):
     """Looks at all replicas of one stage at once and says which signals are odd.
 
@@ -406,6 +470,12 @@ class Defense(Plugin[P]):
     """True if it never looks at a signal: the boundaries are then left out."""
     needs_received: ClassVar[bool] = False
     """True if it compares with what the senders received; others are not given a copy of it."""
+    needs_again: ClassVar[bool] = False
+    """True if it has work done a second time; others are not given the means."""
+    learns: ClassVar[bool] = True
+    """False if nothing of the warm-up matters to it: it is then not shown."""
+    blind_to: ClassVar[str] = ""
+    """What it does not protect against, in one sentence; empty: it does not say."""
 
     def start(self, setup: Setup) -> None:
         """Prepare the state for a grid."""
@@ -425,11 +495,30 @@ class Defense(Plugin[P]):
     def learn(self, signals: Signals, clean: Tensor) -> None:
         """Take in the signals just checked; `clean` `[replicas]` bool are the trusted ones."""
 
+    def redundancy(self) -> Redundancy | None:
+        """Say how stages keep copies of blocks; None: they keep none. Called after `start`."""
+        return None
+
+    def recover(self, suspects: frozenset[int], passes: int, last: Recovery) -> Recovery | None:
+        """Say what becomes of a pass in which signals of the stages `suspects` were flagged.
+
+        Called after the forward and after the backward part of a pass, if there are any.
+
+        Args:
+            suspects: stages that sent what was flagged.
+            passes: how many passes this step has had, with this one.
+            last: what the last answer was in this step; at first an empty one.
+
+        Returns:
+            None: the pass counts, and goes on.
+        """
+        return None
+
     def end_step(self, step: int) -> None:
         """Called once after all boundaries of a step."""
 
     def state_bytes(self) -> int:
-        """Return the bytes of memory that the defense keeps from step to step."""
+        """Return the bytes of memory that the defense keeps from step to step, without copies."""
         return 0
 
 

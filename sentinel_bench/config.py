@@ -94,6 +94,10 @@ class TrainConfig(Frozen):
         return self
 
 
+Verifiers = Literal["honest", "cover", "lie", "collude"]
+"""What a malicious replica answers that is asked for the work of another."""
+
+
 class ThreatConfig(Frozen):
     """Who attacks and when; the attack itself is named in the cell."""
 
@@ -109,6 +113,12 @@ class ThreatConfig(Frozen):
     honest_last: int = Field(2, ge=0)
     allow_majority: bool = False
     collude: bool = Field(False, description="attackers of a stage draw the same random numbers")
+    verifiers: Verifiers = Field(
+        "cover",
+        description="what a malicious replica answers when it is asked for the work of another: the"
+        " truth, always a lie, what a colluder sent for a colluder (cover), or that and a lie about"
+        " the honest (collude)",
+    )
     poison_self: bool = Field(
         False,
         description="gradients: an attacker corrupts what it received before its own backward pass,"
@@ -232,11 +242,22 @@ class Cell(Frozen):
     attack: Component
     defense: Component
     tuned: dict[str, Any] = Field({}, description="the track's own settings of this defense")
+    aggregator: Component = Field(
+        Component(name="mean"),
+        description="what a stage takes for the mean of its weight gradients",
+    )
 
     @property
     def label(self) -> str:
-        """Short name: `attack-vs-defense`."""
-        return f"{self.attack.name}-vs-{self.defense.name}"
+        """Short name: `attack-vs-defense`, and the aggregator if it is not the mean."""
+        robust = [] if self.aggregator.name == "mean" else [self.aggregator.name]
+        return "+".join([f"{self.attack.name}-vs-{self.defense.name}", *robust])
+
+    @property
+    def protection(self) -> str:
+        """Defense and aggregator with their parameters, as tables name them."""
+        robust = [] if self.aggregator.name == "mean" else [self.aggregator.label()]
+        return " + ".join([self.defense.label(), *robust])
 
     @property
     def resolved_defense(self) -> Component:
@@ -252,7 +273,11 @@ class Cell(Frozen):
     @property
     def is_baseline(self) -> bool:
         """True for the run with no attack and no defense that all others are compared with."""
-        return self.attack.name == "none" and self.defense.name == "none"
+        return (self.attack.name, self.defense.name, self.aggregator.name) == (
+            "none",
+            "none",
+            "mean",
+        )
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

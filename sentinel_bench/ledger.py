@@ -107,7 +107,7 @@ class Ledger:
                 continue
             self._streak[stage][replica] = 0
             enough = self.violations[stage][replica] >= self.policy.violations
-            if enough or worker in self._severe:
+            if self.policy.bans and (enough or worker in self._severe):
                 self._banned[stage][replica] = True
                 bans.append(
                     Ban(stage, replica, "severe" if worker in self._severe else "violations")

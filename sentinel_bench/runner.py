@@ -110,6 +110,7 @@ def identity(cell: Cell, data: str) -> dict[str, Any]:
         "scenario": scenario,
         "attack": registry.attacks.identity(cell.attack),
         "defense": registry.defenses.identity(cell.resolved_defense),
+        "aggregator": registry.aggregators.identity(cell.aggregator),
         "data": data,
         "engine": source_digest(engine),
         "versions": {n: version(n) for n in ("sentinel-bench", "torch", "transformers", "numpy")},
@@ -268,13 +269,13 @@ def _slot(cell: Cell) -> Slot:
     seeds = cell.scenario.seeds.model_dump(
         exclude={"threat"} if cell.attack.name == "none" else None
     )
-    return cell.attack.label(), cell.defense.label(), *seeds.values()
+    return cell.attack.label(), cell.protection, *seeds.values()
 
 
 def _title(cell: Cell) -> str:
     seeds = cell.scenario.seeds
     numbers = dict.fromkeys([seeds.model, seeds.data, seeds.threat])
-    name = f"{cell.attack.label()} vs {cell.defense.label()}"
+    name = f"{cell.attack.label()} vs {cell.protection}"
     return f"seed {'/'.join(map(str, numbers))}: {name}"
 
 

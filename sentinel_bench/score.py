@@ -112,7 +112,7 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
             "attack": Component.model_validate(cell["attack"]).label(),
             "mode": mode or scenario["threat"]["mode"],
             "knowledge": knowledge,
-            "defense": Component.model_validate(cell["defense"]).label(),
+            "defense": _protection(cell),
             "code": digest(_code(config.get("identity", {}))),
             "tuned": {} if "values" in cell["defense"]["params"] else cell.get("tuned", {}),
             "seeds": seeds,
@@ -145,6 +145,14 @@ def _threat(events: Sequence[Row]) -> tuple[str, str]:
         return mode, ""
     words = {word for row in rows for word in row["knowledge"].split("+")}
     return mode, tier([known for known in Knowledge if known.value in words])
+
+
+def _protection(cell: Row) -> str:
+    from sentinel_bench.config import Component
+
+    parts = [Component.model_validate(cell["defense"]).label()]
+    aggregator = Component.model_validate(cell.get("aggregator", {"name": "mean"}))
+    return " + ".join(parts if aggregator.name == "mean" else [*parts, aggregator.label()])
 
 
 def _code(identity: Row) -> dict[str, Any]:

@@ -24,9 +24,20 @@ if TYPE_CHECKING:
 
     from sentinel_bench.data.tokens import Tokens
 
-__all__ = ["NONE", "Finished", "Plan", "Progress", "identity", "load_tokens", "make_plan", "run"]
+__all__ = [
+    "MEAN",
+    "NONE",
+    "Finished",
+    "Plan",
+    "Progress",
+    "identity",
+    "load_tokens",
+    "make_plan",
+    "run",
+]
 
 NONE = Component(name="none")
+MEAN = Component(name="mean")
 
 
 @dataclass
@@ -46,10 +57,12 @@ def make_plan(
     attacks: Sequence[Component],
     defenses: Sequence[Component],
     tuned: dict[str, dict[str, Any]],
+    aggregators: Sequence[Component] = (MEAN,),
 ) -> Plan:
     """Return the cells of every attack against every defense, each beside its baselines.
 
-    For each scenario: no attack and no defense; then each attack without and with the defenses.
+    For each scenario: no attack and no defense; then each attack without and with the defenses,
+    each of these with every aggregator.
 
     Raises:
         ConfigError, PluginError: names, parameters or grids that cannot be run. All are checked
@@ -57,7 +70,9 @@ def make_plan(
     """
     checks: list[Callable[[], object]] = [partial(registry.attacks.params, a) for a in attacks]
     checks += [partial(registry.defenses.params, d) for d in defenses]
+    checks += [partial(registry.aggregators.params, a) for a in aggregators]
     for scenario in scenarios:
+        checks += [partial(_check_aggregator, scenario, a) for a in aggregators]
         checks += [partial(layers_per_stage, scenario)]
         checks += [partial(place, scenario, attack) for attack in attacks]
     problems: dict[str, None] = {}
@@ -70,15 +85,33 @@ def make_plan(
         raise ConfigError("; ".join(problems))
     plan = Plan()
     for scenario in scenarios:
-        pairs = [(NONE, NONE)] + [(a, d) for a in attacks for d in [NONE, *defenses]]
+        protections = [(NONE, MEAN), *((d, a) for d in defenses for a in aggregators)]
         cells = {}
-        for attack, defense in pairs:
-            own = tuned.get(defense.name, {})
-            cell = Cell(scenario=scenario, attack=attack, defense=defense, tuned=own)
+        for attack, (defense, aggregator) in [
+            (NONE, (NONE, MEAN)),
+            *((a, p) for a in attacks for p in protections),
+        ]:
+            cell = Cell(
+                scenario=scenario,
+                attack=attack,
+                defense=defense,
+                tuned=tuned.get(defense.name, {}),
+                aggregator=aggregator,
+            )
             registry.defenses.params(cell.resolved_defense)
-            cells[attack.label(), defense.label()] = cell
+            cells[attack.label(), cell.protection] = cell
         plan.groups.append((scenario, list(cells.values())))
     return plan
+
+
+def _check_aggregator(scenario: Scenario, aggregator: Component) -> None:
+    """Refuse an aggregator that needs more replicas than there are.
+
+    Raises:
+        ConfigError: the violated condition.
+    """
+    rule = registry.aggregators.create(aggregator)
+    rule.check(scenario.grid.replicas, scenario.attackers_per_stage)
 
 
 def with_seeds(scenario: Scenario, seeds: Sequence[int]) -> list[Scenario]:

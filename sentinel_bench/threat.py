@@ -12,7 +12,7 @@ import numpy as np
 
 from sentinel_bench import registry
 from sentinel_bench.api import tier
-from sentinel_bench.config import Component, Mode, Scenario
+from sentinel_bench.config import Component, Mode, Scenario, Verifiers
 from sentinel_bench.errors import ConfigError, PluginError
 
 
@@ -23,7 +23,7 @@ class Attacker:
     Attributes:
         mode: in which direction it acts; "update" for an attack on weights.
         rate: share of the steps, from `start` on, in which it acts.
-        poison_self: see `ThreatConfig`.
+        poison_self, verifiers: see `ThreatConfig`.
     """
 
     stage: int
@@ -34,6 +34,7 @@ class Attacker:
     seed: int
     rate: float = 1.0
     poison_self: bool = False
+    verifiers: Verifiers = "cover"
 
     def record(self) -> dict[str, Any]:
         """Return the row of the ground truth for the record."""
@@ -89,6 +90,7 @@ def place(scenario: Scenario, attack: Component) -> tuple[Attacker, ...]:
                 seed=_seed(scenario, stage, None if threat.collude else replica),
                 rate=threat.rate if threat.schedule == "rate" else 1.0,
                 poison_self=threat.poison_self,
+                verifiers=threat.verifiers,
             )
         )
     return tuple(attackers)

@@ -91,7 +91,7 @@ def test_the_record_of_an_attacker_is_plain():
     assert (row["attack"], row["params"]) == ("random-value", {"scale": 2})
     assert set(row) == {
         "stage", "replica", "start", "attack", "params", "mode", "seed", "rate", "poison_self",
-        "knowledge",
+        "knowledge", "verifiers",
     }  # fmt: skip
 
 

@@ -51,9 +51,11 @@ def print_plan(plan: Plan, *, as_json: bool) -> None:
 def _describe(cell: Cell) -> dict[str, Any]:
     attack = registry.attacks.params(cell.attack)
     defense = registry.defenses.params(cell.resolved_defense)
+    rule = registry.aggregators.params(cell.aggregator)
     return {
         "attack": {"name": cell.attack.name, **attack.model_dump(mode="json", by_alias=True)},
         "defense": {"name": cell.defense.name, **defense.model_dump(mode="json", by_alias=True)},
+        "aggregator": {"name": cell.aggregator.name, **rule.model_dump(mode="json")},
     }
 
 
@@ -139,7 +141,7 @@ def _row(item: Finished, *, seeds: bool) -> list[str]:
     steps = "" if not bans or s["acted"] == 0 else _number(s["detection_steps_mean"], ".1f")
     return [
         item.cell.attack.label(),
-        item.cell.defense.label(),
+        item.cell.protection,
         *([str(item.cell.scenario.seeds.model)] if seeds else []),
         *(_number(s[k], ".1f") if bans else "" for k in ("precision", "recall", "f1")),
         steps,

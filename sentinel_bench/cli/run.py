@@ -13,6 +13,10 @@ from sentinel_bench.cli import _options, _output
 @click.command()
 @_options.cell_options
 @_options.execution_options
+@click.option(
+    "--aggregator", "aggregators", multiple=True,
+    help="in place of the mean of weight gradients: NAME or NAME:key=value,...; repeatable",
+)  # fmt: skip
 @click.option("--resume", is_flag=True, help="take finished cells from --out, if nothing changed")
 def run(**options: Any) -> int:
     """Run attacks against defenses and print a table: one row for each run.
@@ -26,7 +30,8 @@ def run(**options: Any) -> int:
     attacks, defenses = _options.chosen(file, options)
     track, scenarios = _options.resolve_scenarios(file, options)
     tuned = _options.tuned(track, scenarios[0], defenses)
-    plan = suite.make_plan(scenarios, attacks, defenses, tuned)
+    rules = _options.components(options["aggregators"], suite.MEAN.name)
+    plan = suite.make_plan(scenarios, attacks, defenses, tuned, rules)
     if options["dry_run"]:
         _output.print_plan(plan, as_json=options["as_json"])
         return 0

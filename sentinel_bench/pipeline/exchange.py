@@ -6,19 +6,30 @@ any number of defenses and histories watch, so that cells can share one warm-up)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from sentinel_bench.api import Defense, Direction
+from sentinel_bench.api import Again, Defense, Direction, Recovery
 from sentinel_bench.pipeline.inspect import Inspector, check, end_step, learn, row_mask, show
 from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
+
+Redo = Callable[[int, Direction, Sequence[int], Tensor | None], Tensor]
+"""Returns what replicas of a stage should have sent in a direction, given what all received."""
+Answer = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
+"""Returns what replicas answer when they are asked for the work of others, given the truth."""
 
 
 class Exchange(Protocol):
     """What a boundary needs."""
+
+    redo: Redo | None
+    """Set by the trainer, which has the stages."""
 
     @property
     def idle(self) -> bool:
@@ -37,10 +48,11 @@ class WarmupExchange:
     """Honest workers, watched by defenses whose flags do not count."""
 
     def __init__(self, defenses: Sequence[Defense[Any]], history: History) -> None:
-        self._defenses = [d for d in defenses if not d.passive]
+        self._defenses = [d for d in defenses if not d.passive and d.learns]
         self._history = history
         self._received: dict[tuple[int, Direction], Tensor] = {}
         self.step = 0
+        self.redo: Redo | None = None
 
     @property
     def idle(self) -> bool:
@@ -60,9 +72,11 @@ class WarmupExchange:
         received = self._received.get((stage, direction))
         for defense in self._defenses:
             before = received if type(defense).needs_received else None
-            signals = show(stage, direction, self.step, x, before, all_of_them)
-            check(defense, signals)
-            learn(defense, signals, all_of_them)
+            redo = self.redo if type(defense).needs_again else None
+            with rerun(redo, stage, direction, received) as again:
+                signals = show(stage, direction, self.step, x, before, all_of_them, again)
+                check(defense, signals)
+                learn(defense, signals, all_of_them)
         self._received[_next_stage(stage, direction), direction] = x
         return x, tainted
 
@@ -84,12 +98,18 @@ class LiveExchange:
         self.tamperer = tamperer
         self.inspector = inspector
         self.step = 0
+        self.keeps = False
+        """True if gradients are kept at the boundaries, though nobody looks at them."""
+        self.redo: Redo | None = None
+        self.recovery = Recovery()
+        """What this pass leaves out."""
+        self._passes = 1
         self._received: dict[tuple[int, Direction], Tensor] = {}
 
     @property
     def idle(self) -> bool:
         """True if neither an attacker nor a defense looks at a signal."""
-        return self.tamperer.idle and self.inspector.passive
+        return self.tamperer.idle and self.inspector.passive and not self.keeps
 
     def looks(self, stage: int, direction: Direction) -> bool:
         """Tell whether a defense or an attacker needs to see a signal."""
@@ -98,22 +118,142 @@ class LiveExchange:
     def cross(
         self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
     ) -> tuple[Tensor, list[bool]]:
-        """Let attackers tamper and the defense inspect; return what arrives."""
+        """Let attackers tamper and the defense inspect; return what arrives.
+
+        A bypassed stage sends nothing. What the first or last one still has to do is done by those
+        that hold a copy of it: nobody tampers with that, and nobody checks it.
+        """
+        bypassed = stage in self.recovery.bypass
+        if bypassed and stage != self._source(direction):
+            return x, tainted
+        out = x
+        if not bypassed:
+            out, tainted = self._inspected(stage, direction, x, tainted)
+        receiver = self._receiver(stage, direction)
+        self._received[receiver, direction] = out  # what arrives, not what an attacker makes of it
+        if direction == "gradient" and receiver not in self.recovery.bypass:
+            out = self.tamperer.poison(receiver, self.step, out, self.inspector.excluded())
+        return out, tainted
+
+    def arrived(self, stage: int, direction: Direction) -> Tensor:
+        """Return what `stage` was sent in this pass, `[replicas, batch, tokens, hidden]`."""
+        return self._received[stage, direction]
+
+    def settle(self) -> Recovery | None:
+        """Ask what becomes of this pass: None if it counts; else the next one is made ready."""
+        answer = self.inspector.recover(self.step, self._passes, self.recovery)
+        if answer is not None:
+            self._begin_pass(answer, self._passes + 1)
+        return answer
+
+    def _inspected(
+        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
+    ) -> tuple[Tensor, list[bool]]:
         received = self._received.get((stage, direction))
         look = partial(
             self.inspector.preview, stage, direction, self.step, received=received, tainted=tainted
         )
         sent: Sent = self.tamperer.send(stage, direction, self.step, x, received, look)
-        out, tainted = self.inspector.inspect(stage, direction, self.step, sent, received, tainted)
+        if self.inspector.redundancy is None:
+            answer = partial(self.tamperer.answer, stage, direction, self.step, sent.x)
+        else:
+            holder = (stage + 1) % self.inspector.ledger.stages
+            answer = partial(self.tamperer.testify, stage, holder, self.step, sent.x)
+        redo = self.redo if self.inspector.needs_again else None
+        with rerun(redo, stage, direction, received, answer) as again:
+            return self.inspector.inspect(
+                stage, direction, self.step, sent, received, tainted, again
+            )
+
+    def _source(self, direction: Direction) -> int:
+        """Return the stage at which a direction begins."""
+        return 0 if direction == "activation" else self.inspector.ledger.stages - 1
+
+    def _receiver(self, stage: int, direction: Direction) -> int:
+        """Return the next stage that is not bypassed, or the end of the pipeline."""
+        ends = (0, self.inspector.ledger.stages - 1)
         receiver = _next_stage(stage, direction)
-        self._received[receiver, direction] = out
-        if direction == "gradient":
-            out = self.tamperer.poison(receiver, self.step, out, self.inspector.excluded())
-        return out, tainted
+        while receiver in self.recovery.bypass and receiver not in ends:
+            receiver = _next_stage(receiver, direction)
+        return receiver
+
+    def _begin_pass(self, recovery: Recovery, number: int) -> None:
+        self.recovery, self._passes = recovery, number
+        self._received.clear()
+        self.tamperer.begin_pass(number - 1)
+        self.inspector.begin_pass()
 
     def end_step(self) -> None:
         """Forget the signals of this step."""
-        self._received.clear()
+        self._begin_pass(Recovery(), 1)
+
+
+class Rerun:
+    """Work done a second time; see `api.Again`.
+
+    A defense holds a number and nothing else. What it stands for leads to the attackers, and to a
+    state of the stages that the rest of the step changes: it is kept by this module, until the
+    boundary is closed.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def recompute(self, of: Sequence[int]) -> Tensor:
+        """Return what replicas `of` should have sent."""
+        return self._work().redo(of)
+
+    def ask(self, of: Sequence[int], by: Sequence[int]) -> Tensor:
+        """Return what replicas `by` say that replicas `of` should have sent."""
+        work = self._work()
+        answers = work.redo(of)
+        if work.answer is not None:
+            answers = work.answer(of, by, answers)
+        return answers.clone()  # its version would tell whether somebody lied
+
+    def _work(self) -> _Work:
+        if self._number not in _OPEN:
+            raise RuntimeError("work can be done again only while its signals are checked")
+        return _OPEN[self._number]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    redo: Callable[[Sequence[int]], Tensor]
+    answer: Answer | None
+
+
+_OPEN: dict[int, _Work] = {}
+_NUMBERS = count()
+
+
+@contextmanager
+def rerun(
+    redo: Redo | None,
+    stage: int,
+    direction: Direction,
+    received: Tensor | None,
+    answer: Answer | None = None,
+) -> Iterator[Again | None]:
+    """Let work be done a second time within the `with` block.
+
+    Args:
+        redo: does the work of replicas of a stage; None: nobody asks for it.
+        stage, direction: whose work.
+        received: `[replicas, batch, tokens, hidden]`, what the stage received in this direction.
+        answer: what malicious replicas make of it when they are asked; None: all are honest.
+    """
+    if redo is None:
+        yield None
+        return
+    number = next(_NUMBERS)
+    _OPEN[number] = _Work(lambda of: redo(stage, direction, of, received), answer)
+    try:
+        yield Rerun(number)
+    finally:
+        del _OPEN[number]
 
 
 def _next_stage(stage: int, direction: Direction) -> int:

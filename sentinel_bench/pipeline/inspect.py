@@ -10,9 +10,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sentinel_bench.api import Defense, Direction, Setup, Signals, Verdict
+from sentinel_bench.api import (
+    Again,
+    Defense,
+    Direction,
+    Recovery,
+    Redundancy,
+    Setup,
+    Signals,
+    Verdict,
+)
 from sentinel_bench.errors import PluginError
 from sentinel_bench.ledger import Ban, Ledger
+from sentinel_bench.pipeline.recovery import problem
 from sentinel_bench.pipeline.tamper import Sent
 
 
@@ -49,6 +59,11 @@ class Inspector:
         self.tainted = [False] * ledger.replicas
         self.passive = type(defense).passive
         """True if the defense never looks at a signal."""
+        self.needs_again = type(defense).needs_again
+        """True if the defense has work done a second time."""
+        self.redundancy = redundancy(defense)
+        """How stages keep copies of blocks, if they do."""
+        self._suspects: set[int] = set()
         self._defense = defense
         self._asked: tuple[tuple[int, int, str], Defense[Any]] | None = None
         self._log = log
@@ -61,6 +76,7 @@ class Inspector:
         sent: Sent,
         received: Tensor | None,
         tainted: list[bool],
+        again: Again | None = None,
     ) -> tuple[Tensor, list[bool]]:
         """Check what `stage` sent; return what is passed on, and the tainted ranks."""
         self.tally.tampered += sum(sent.tampered)
@@ -72,10 +88,12 @@ class Inspector:
         active = [t and i for t, i in zip(tested, intact, strict=True)]
         mask = row_mask(active, x)
         before = received if type(self._defense).needs_received else None
-        signals = show(stage, direction, step, x, before, mask)
+        signals = show(stage, direction, step, x, before, mask, again)
         verdict = check(self._defense, signals)
         flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
         severe = [s or not i for s, i in zip(verdict.severe.tolist(), intact, strict=True)]
+        if any(f and t for f, t in zip(flagged, tested, strict=True)):
+            self._suspects.add(stage)
         ruling = self.ledger.judge(stage, flagged, severe, tested)
         self._count(stage, direction, step, sent, flagged, tested, verdict)
         if ruling.amnesty:
@@ -122,6 +140,32 @@ class Inspector:
         before = received if type(self._defense).needs_received else None
         return preview(self._asked[1], show(stage, direction, step, x, before, mask))
 
+    def recover(self, step: int, passes: int, last: Recovery) -> Recovery | None:
+        """Ask the defense what becomes of this pass, if signals were flagged. None: it counts.
+
+        Raises:
+            PluginError: the defense raised, or its answer is none that can be followed.
+        """
+        if not self._suspects:
+            return None
+        answer = recover(self._defense, frozenset(self._suspects), passes, last, self.ledger.stages)
+        if answer is not None:
+            self._log.append(
+                "recovery",
+                step=step,
+                suspects=sorted(self._suspects),
+                bypass=sorted(answer.bypass),
+                freeze=sorted(answer.freeze),
+                skip=answer.skip,
+            )
+        return answer
+
+    def begin_pass(self) -> None:
+        """Forget the taints and suspects of a pass; what was counted stays."""
+        self.tainted = [False] * self.ledger.replicas
+        self.late = {}
+        self._suspects.clear()
+
     def end_step(self, step: int) -> list[Ban]:
         """Close a step: fences move, workers are banned; counts and taints start anew."""
         if not self.passive:
@@ -132,8 +176,7 @@ class Inspector:
                 "ban", step=step, stage=ban.stage, replica=ban.replica, reason=ban.reason
             )
         self.tally = Tally()
-        self.tainted = [False] * self.ledger.replicas
-        self.late = {}
+        self.begin_pass()
         return bans
 
     def excluded(self) -> list[bool]:
@@ -219,13 +262,14 @@ def show(
     sent: Tensor,
     received: Tensor | None,
     active: Tensor,
+    again: Again | None = None,
 ) -> Signals:
     """Return signals for a defense: copies.
 
     What it does to them changes nothing, and neither base nor version tells who has tampered.
     """
     before = None if received is None else received.clone()
-    return Signals(stage, direction, step, sent.clone(), before, active)
+    return Signals(stage, direction, step, sent.clone(), before, active, again)
 
 
 def check(defense: Defense[Any], signals: Signals) -> Verdict:
@@ -303,6 +347,35 @@ def fork(defense: Defense[Any]) -> Defense[Any]:
 def start(defense: Defense[Any], setup: Setup) -> None:
     """Tell a defense the grid."""
     _call(defense, "start", setup)
+
+
+def redundancy(defense: Defense[Any]) -> Redundancy | None:
+    """Ask a defense how stages keep copies of blocks.
+
+    Raises:
+        PluginError: it raised, or returned something else.
+    """
+    answer = _call(defense, "redundancy")
+    if not (answer is None or isinstance(answer, Redundancy)):
+        raise PluginError(
+            f"defense {defense.name}: redundancy returned {answer!r}", party="defense"
+        )
+    return answer
+
+
+def recover(
+    defense: Defense[Any], suspects: frozenset[int], passes: int, last: Recovery, stages: int
+) -> Recovery | None:
+    """Ask a defense what becomes of a pass.
+
+    Raises:
+        PluginError: it raised, or its answer is none that can be followed.
+    """
+    answer: Recovery | None = _call(defense, "recover", suspects, passes, last)
+    wrong = problem(answer, passes, stages)
+    if wrong is not None:
+        raise PluginError(f"defense {defense.name}: recover {wrong}", party="defense")
+    return answer
 
 
 def state_bytes(defense: Defense[Any]) -> int:

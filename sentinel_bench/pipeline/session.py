@@ -19,8 +19,17 @@ from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
 from sentinel_bench.errors import ConfigError
 from sentinel_bench.ledger import Ledger
+from sentinel_bench.pipeline.copies import bytes_of_copies
 from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
-from sentinel_bench.pipeline.inspect import Inspector, Log, Tally, fork, start, state_bytes
+from sentinel_bench.pipeline.inspect import (
+    Inspector,
+    Log,
+    Tally,
+    fork,
+    redundancy,
+    start,
+    state_bytes,
+)
 from sentinel_bench.pipeline.tamper import History, OnAct, Tamperer, watch
 from sentinel_bench.pipeline.train import StepResult, Trainer
 from sentinel_bench.threat import place
@@ -94,6 +103,9 @@ class Session:
         triggers = tamperer.triggers(self._trainer.vocabulary)
         before = [self._trainer.success(*trigger) for trigger in triggers]
         self._trainer.connect(exchange)
+        self._trainer.aggregate_with(
+            None if cell.aggregator.name == "mean" else registry.aggregators.create(cell.aggregator)
+        )
         for row in self._rows:
             log.append("step", **row)
         ending: Ending = "complete"
@@ -102,6 +114,8 @@ class Session:
             exchange.step = step
             result, tally = self._trainer.step(step), inspector.tally
             self._trainer.inject(step)
+            for drifted, distance in self._trainer.resync(step):
+                log.append("resync", step=step, stage=drifted, distance=distance)
             inspector.end_step(step)
             exchange.end_step()
             log.append("step", **_step_row(step, result, tally, time.perf_counter() - started))
@@ -129,7 +143,9 @@ class Session:
 
     def state_bytes(self, cell: Cell) -> int:
         """Return the memory that the cell's defense keeps, measured at the end of the warm-up."""
-        return state_bytes(self._defenses[cell.resolved_defense.label()])
+        defense = self._defenses[cell.resolved_defense.label()]
+        copies = 0 if redundancy(defense) is None else bytes_of_copies(self._trainer.model)
+        return state_bytes(defense) + copies
 
     def _start(self, component: Component) -> Defense[Any]:
         defense = registry.defenses.create(component)

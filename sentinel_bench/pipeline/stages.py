@@ -17,7 +17,8 @@ class Stage(nn.Module):
     """A slice of consecutive layers; the first also embeds, the last also normalises and heads.
 
     Forward takes token ids `[n, tokens]` (first stage) or hidden states `[n, tokens, hidden]`, and
-    returns hidden states, or logits `[n, tokens, vocabulary]` (last stage).
+    returns hidden states, or logits `[n, tokens, vocabulary]` (last stage). While it is `bypassed`
+    it leaves its layers out.
     """
 
     def __init__(self, model: LlamaForCausalLM, layers: range, *, first: bool, last: bool) -> None:
@@ -28,13 +29,15 @@ class Stage(nn.Module):
         self.head = model.lm_head if last else None
         self._rotary = [model.model.rotary_emb]  # in a list: shared, not a submodule of each stage
         self._positions: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self.bypassed = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the slice."""
         h = x if self.embed is None else self.embed(x)
-        positions = self._position_embeddings(h)
-        for layer in self.layers:
-            h = layer(h, attention_mask=None, position_embeddings=positions)
+        if not self.bypassed:
+            positions = self._position_embeddings(h)
+            for layer in self.layers:
+                h = layer(h, attention_mask=None, position_embeddings=positions)
         if self.norm is not None and self.head is not None:
             h = self.head(self.norm(h))
         return h

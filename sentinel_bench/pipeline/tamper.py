@@ -28,6 +28,7 @@ from sentinel_bench.api import (
     UpdateContext,
     Verdict,
 )
+from sentinel_bench.config import Verifiers
 from sentinel_bench.errors import KnowledgeError, PluginError
 from sentinel_bench.threat import Attacker
 
@@ -154,12 +155,13 @@ class _Villain:
         self.generator = torch.Generator(device).manual_seed(attacker.seed)
         self.directions = directions(attacker.mode)
         self.harm = Harm()
-        self._drawn: tuple[int, bool] = (-1, True)
+        self._drawn: tuple[tuple[int, int], bool] = ((-1, 0), True)
 
     def awake(self, context: AttackContext) -> bool:
-        """Tell whether it acts in this step: drawn once a step, for both directions."""
-        if self.attacker.rate < 1 and self._drawn[0] != context.step:
-            self._drawn = (context.step, context.chance(self.attacker.rate))
+        """Tell whether it acts in this pass: drawn once a pass, for both directions."""
+        now = (context.step, context.attempt)
+        if self.attacker.rate < 1 and self._drawn[0] != now:
+            self._drawn = (now, context.chance(self.attacker.rate))
         return self._drawn[1]
 
     def overrides(self, method: str) -> bool:
@@ -241,6 +243,7 @@ class Tamperer:
         """What stages send in which directions that attackers change, or receive."""
         self._plan: dict[str, Any] = {}
         self._poisoned: set[tuple[int, int, int]] = set()
+        self._attempt = 0
         self.update_stages = sorted(
             {v.attacker.stage for v in self._villains if v.overrides("update")}
         )
@@ -269,6 +272,14 @@ class Tamperer:
             if trigger is not None:
                 found[trigger] = None
         return list(found)
+
+    def begin_pass(self, attempt: int) -> None:
+        """Begin a pass of a step, which was done `attempt` times before: attackers act anew.
+
+        What they sent before stays in their histories: one signal a pass.
+        """
+        self._attempt = attempt
+        self._poisoned.clear()
 
     def send(
         self,
@@ -317,6 +328,70 @@ class Tamperer:
         self._history.record(stage, direction, x)
         return Sent(out, tampered, readable)
 
+    def answer(
+        self,
+        stage: int,
+        direction: Direction,
+        step: int,
+        sent: Tensor,
+        of: Sequence[int],
+        by: Sequence[int],
+        honest: Tensor,
+    ) -> Tensor:
+        """Return what replicas `by` answer when they are asked for the work of `of`.
+
+        An attacker answers honestly until it has corrupted something: a lie is not its first act,
+        so that no ban can come before it.
+
+        Args:
+            stage, direction, step: where and when.
+            sent: `[replicas, batch, tokens, hidden]`, what was sent in the first place.
+            of, by: n replicas each.
+            honest: `[n, batch, tokens, hidden]`, the true answers.
+        """
+        begun = (v for v in self._at(stage, step) if v.harm.signals)
+        liars = {v.attacker.replica: v.attacker for v in begun}
+        out = honest
+        for i, (asked, answering) in enumerate(zip(of, by, strict=True)):
+            liar = liars.get(answering)
+            if liar is None or liar.verifiers == "honest":
+                continue
+            out = honest.clone() if out is honest else out
+            out[i] = _lie(liar.verifiers, asked in liars, sent[asked], honest[i])
+        return out
+
+    def testify(
+        self,
+        stage: int,
+        holder: int,
+        step: int,
+        sent: Tensor,
+        of: Sequence[int],
+        by: Sequence[int],
+        honest: Tensor,
+    ) -> Tensor:
+        """Return what replicas `by` of `holder` say that replicas `of` of `stage` should send.
+
+        They lie as in `answer`, and cover for those of their own kind in `stage`.
+
+        Args:
+            stage, holder, step: whose work, who holds a copy of it, and when.
+            sent: `[replicas, batch, tokens, hidden]`, what was sent in the first place.
+            of, by: n replicas each.
+            honest: `[n, batch, tokens, hidden]`, what the copies say.
+        """
+        malicious = {v.attacker.replica for v in self._at(stage, step)}
+        begun = (v.attacker for v in self._at(holder, step) if v.harm.signals)
+        liars: dict[int, Verifiers] = {a.replica: a.verifiers for a in begun}
+        out = honest
+        for i, (asked, answering) in enumerate(zip(of, by, strict=True)):
+            habit: Verifiers = liars.get(answering, "honest")
+            if habit == "honest":
+                continue
+            out = honest.clone() if out is honest else out
+            out[i] = _lie(habit, asked in malicious, sent[asked], honest[i])
+        return out
+
     def poison(self, stage: int, step: int, arrived: Tensor, excluded: Sequence[bool]) -> Tensor:
         """Return the gradients that `stage` lets into its own backward pass.
 
@@ -348,8 +423,8 @@ class Tamperer:
 
     def contribute(
         self, stage: int, step: int, excluded: Sequence[bool], place: Workplace
-    ) -> Tensor | None:
-        """Return what attackers add to the sum of the weight gradients of `stage`.
+    ) -> dict[int, Tensor]:
+        """Return what attackers contribute to the weight gradients of `stage`.
 
         Args:
             stage, step: where and when.
@@ -357,10 +432,9 @@ class Tamperer:
             place: gives gradients of the replicas.
 
         Returns:
-            `[parameters]`, the sum over attackers of what is sent less what is honest; None if all
-            are honest.
+            Replica to what it sends, `[parameters]`; the others are honest.
         """
-        total = None
+        contributed: dict[int, Tensor] = {}
         for villain in self._at(stage, step):
             a = villain.attacker
             if not villain.overrides("update") or excluded[a.replica]:
@@ -375,6 +449,7 @@ class Tamperer:
                 history=(),
                 generator=villain.generator,
                 age=step - a.start,
+                attempt=self._attempt,
                 name=a.attack.name,
                 granted=self._granted_update(villain, step, excluded, place),
                 targets=place.targets[a.replica].clone(),
@@ -391,8 +466,8 @@ class Tamperer:
                 )
             villain.did(sent, own)
             self._on_act(step, stage, a.replica, "update")
-            total = sent - own if total is None else total + sent - own
-        return total
+            contributed[a.replica] = sent
+        return contributed
 
     def inject(
         self, stage: int, step: int, weights: Tensor, private: Callable[[int], Private]
@@ -422,6 +497,7 @@ class Tamperer:
                 history=(),
                 generator=villain.generator,
                 age=step - a.start,
+                attempt=self._attempt,
                 name=a.attack.name,
                 granted=_grant(villain, granted, "update"),
             )
@@ -476,6 +552,7 @@ class Tamperer:
             history=self._past(a, direction),
             generator=villain.generator,
             age=step - a.start,
+            attempt=self._attempt,
             name=a.attack.name,
             granted=_grant(villain, granted, direction),
         )
@@ -651,3 +728,16 @@ def _readable(sent: Tensor, like: Tensor) -> bool:
     return (sent.shape, sent.dtype, sent.device, sent.layout) == (
         *(like.shape, like.dtype, like.device, like.layout),
     )
+
+
+def _lie(habit: Verifiers, colluder: bool, sent: Tensor, honest: Tensor) -> Tensor:
+    """Return what a malicious replica that is not honest says of a signal.
+
+    Args:
+        habit: see `ThreatConfig.verifiers`.
+        colluder: whether the signal is that of another attacker.
+        sent, honest: `[batch, tokens, hidden]`, what was sent, and the truth.
+    """
+    if colluder and habit in ("cover", "collude"):
+        return sent
+    return honest if habit == "cover" else -honest

@@ -13,18 +13,23 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import Tensor, nn
 
+from sentinel_bench.api import Aggregator, Direction, Recovery
 from sentinel_bench.config import Scenario, TrainConfig
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.models.build import build_model
 from sentinel_bench.models.presets import layers_per_stage
 from sentinel_bench.pipeline.boundary import Boundary, echo
+from sentinel_bench.pipeline.copies import Copies
 from sentinel_bench.pipeline.exchange import Exchange, LiveExchange
+from sentinel_bench.pipeline.loss import rank_loss
+from sentinel_bench.pipeline.recovery import Pass, run
 from sentinel_bench.pipeline.stages import split
 from sentinel_bench.pipeline.weights import (
     PrivateModel,
     StageWork,
     add_to_gradients,
     flat,
+    set_gradients,
     set_weights,
     trainable,
 )
@@ -80,26 +85,50 @@ class Trainer:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = make_optimizer(self.model, scenario.train)
         self._exchange: Exchange | None = None
+        self._copies: Copies | None = None
+        self._fed: list[Tensor] = []
+        """What each stage was fed in this pass."""
+        self._labels: Tensor | None = None
+        self._aggregator: Aggregator[Any] | None = None
 
     def connect(self, exchange: Exchange | None) -> None:
-        """Put an exchange behind all boundaries; None makes them plain wires."""
+        """Put an exchange behind all boundaries; None makes them plain wires.
+
+        A defense whose stages keep copies of blocks has them made here, of the stages as they are.
+        """
         self._exchange = exchange
+        self._copies = self._copied(exchange)
+        if exchange is not None:
+            exchange.redo = self.redo if self._copies is None else self._copies.redo
         for boundary in self._boundaries:
             boundary.exchange = exchange
+
+    def aggregate_with(self, aggregator: Aggregator[Any] | None) -> None:
+        """Combine the weight gradients of replicas by a robust rule; None takes their mean."""
+        self._aggregator = aggregator
+        if isinstance(self._exchange, LiveExchange):
+            self._exchange.keeps = aggregator is not None
 
     def step(self, step: int) -> StepResult:
         """Train one step on the data of that step."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.scenario.train, step)
         inputs, targets = (self._tensor(a) for a in self._batches.train(step))
-        loss, excluded = self._forward_backward(step, inputs, targets)
-        norm = nn.utils.clip_grad_norm_(self._parameters, self.scenario.train.grad_clip)
-        everybody = excluded == self.scenario.grid.replicas
-        skipped = everybody or (self._guarded and not bool(norm.isfinite()))
+        done, recovery = run(self._stages, partial(self._forward_backward, step, inputs, targets))
+        limit = self.scenario.train.grad_clip
+        norm = nn.utils.clip_grad_norm_(self._parameters, limit)
+        nothing = recovery.skip or len(recovery.still) == len(self._stages)
+        everybody = done.excluded == self.scenario.grid.replicas
+        skipped = nothing or everybody or (self._guarded and not bool(norm.isfinite()))
         if not skipped:
             self._optimizer.step()
+            if self._copies is not None and self._aggregator is not None:
+                self._copies.follow()
+            elif self._copies is not None:
+                self._copies.step(recovery.still, self._scale(done.excluded), norm, limit)
         self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(float(loss), float(norm), excluded, skipped)  # waits for the device
+        # the numbers wait for the device
+        return StepResult(float(done.loss), float(norm), done.excluded, skipped)
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, int]:
@@ -115,6 +144,45 @@ class Trainer:
             total += float(losses)
             tokens += labels.numel()
         return total / tokens, tokens
+
+    def redo(
+        self, stage: int, direction: Direction, of: Sequence[int], received: Tensor | None
+    ) -> Tensor:
+        """Do the work of replicas `of` of a stage a second time.
+
+        Args:
+            stage, direction: whose work, in the step that is running.
+            of: replicas, at least one.
+            received: `[replicas, batch, tokens, hidden]`, gradients that the stage received, each
+                of the replica's own mean loss; not looked at for activations and at the last stage.
+
+        Returns:
+            What they should have sent in this step, from what they received:
+            `[n, batch, tokens, hidden]`, gradients of each replica's own mean loss.
+        """
+
+        def rows(x: Tensor) -> Tensor:
+            return x.view(self.scenario.grid.replicas, -1, *x.shape[1:])[list(of)].flatten(0, 1)
+
+        forward = direction == "activation"
+        fed = rows(self._fed[stage]).requires_grad_(not forward)
+        with torch.set_grad_enabled(not forward):
+            with self._autocast():
+                out: Tensor = self._stages[stage](fed)
+            if not forward:
+                if stage == len(self._stages) - 1:
+                    assert self._labels is not None
+                    excluded = self._excluded()
+                    loss = rank_loss(out, rows(self._labels), [excluded[r] for r in of])
+                    (out,) = torch.autograd.grad(loss * len(of), fed)
+                else:
+                    assert received is not None
+                    (out,) = torch.autograd.grad(out, fed, received[list(of)].flatten(0, 1))
+        return out.view(len(of), -1, *out.shape[1:])
+
+    def resync(self, step: int) -> list[tuple[int, float]]:
+        """Replace copies of blocks that have drifted; return stages and relative distances."""
+        return [] if self._copies is None else self._copies.resync(step)
 
     def inject(self, step: int) -> None:
         """Let attackers change the weights of their stages after a step."""
@@ -171,11 +239,14 @@ class Trainer:
         """True if a defense runs: it also drops a step whose gradients are not finite."""
         return isinstance(self._exchange, LiveExchange) and not self._exchange.inspector.passive
 
-    def _forward_backward(self, step: int, inputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        """Return the loss and how many ranks were left out of the weight gradients."""
+    def _forward_backward(self, step: int, inputs: Tensor, targets: Tensor) -> Pass:
+        """Do one pass; an alarm in its forward part can save the backward one."""
         replicas = self.scenario.grid.replicas
         taint = torch.zeros(replicas, device=inputs.device, requires_grad=True)
-        fed: list[Tensor] = []
+        fed = self._fed = []
+        self._labels = targets
+        if self._copies is not None:
+            self._copies.begin(fed, targets)
         h, rode = inputs, taint
         with self._autocast():
             for stage, boundary in zip(self._stages, [*self._boundaries, None], strict=True):
@@ -186,18 +257,54 @@ class Trainer:
         early = self._excluded()
         loss = rank_loss(h, targets, early)
         total = loss if rode is taint else loss + echo(rode)
+        counted = replicas - sum(early)
+        shown = loss.detach() * (replicas / counted if counted else torch.nan)
+        again = self._settle()
+        if again is not None:
+            return Pass(shown, 0, again)
+        self._exclude_copies(early)
         total.backward()  # type: ignore[no-untyped-call]
         excluded = self._excluded()
+        again = self._settle()
+        if again is not None:
+            self._optimizer.zero_grad(set_to_none=True)
+            return Pass(shown, 0, again)
         if excluded != early:
             self._redo_late(fed, targets, excluded)
-        self._tamper_updates(step, fed, targets, excluded)
+            self._exclude_copies(excluded)
+        self._combine(step, fed, targets, excluded)
         left_out = sum(excluded)
         if 0 < left_out < replicas:
             for parameter in self._parameters:
                 if parameter.grad is not None:
-                    parameter.grad *= replicas / (replicas - left_out)
-        counted = replicas - sum(early)
-        return loss.detach() * (replicas / counted if counted else torch.nan), left_out
+                    parameter.grad *= self._scale(left_out)
+        return Pass(shown, left_out, None)
+
+    def _copied(self, exchange: Exchange | None) -> Copies | None:
+        """Return copies of the stages, if the defense behind an exchange has them kept."""
+        if not isinstance(exchange, LiveExchange) or exchange.inspector.redundancy is None:
+            return None
+        return Copies(
+            self._stages,
+            self._optimizer,
+            exchange.inspector.redundancy,
+            self.scenario.grid.replicas,
+            self._autocast,
+            partial(exchange.arrived, direction="gradient"),
+        )
+
+    def _exclude_copies(self, excluded: list[bool]) -> None:
+        if self._copies is not None:
+            self._copies.exclude(excluded)
+
+    def _settle(self) -> Recovery | None:
+        """Ask what becomes of this pass; None: it counts."""
+        return self._exchange.settle() if isinstance(self._exchange, LiveExchange) else None
+
+    def _scale(self, left_out: int) -> float:
+        """Return the factor that makes a mean over all replicas one over those that count."""
+        replicas = self.scenario.grid.replicas
+        return replicas / (replicas - left_out)
 
     def _excluded(self) -> list[bool]:
         if isinstance(self._exchange, LiveExchange):
@@ -217,7 +324,9 @@ class Trainer:
         keep = torch.tensor([not e for e in excluded], device=targets.device)
         rows = keep.repeat_interleave(len(targets) // len(excluded)).view(-1, 1, 1)
         for index in range(first, len(self._stages)):
-            parameters = [p for p in self._stages[index].parameters() if p.requires_grad]
+            parameters = [p for p in self._stages[index].parameters() if p.grad is not None]
+            if not parameters:  # bypassed
+                continue
             with self._autocast():
                 out = self._stages[index](fed[index])
             if index == len(self._stages) - 1:
@@ -228,26 +337,42 @@ class Trainer:
             for parameter, value in zip(parameters, fresh, strict=True):
                 parameter.grad = value
 
-    def _tamper_updates(
-        self, step: int, fed: list[Tensor], targets: Tensor, excluded: list[bool]
-    ) -> None:
-        """Let attackers contribute other weight gradients to the average of their stages."""
-        if not isinstance(self._exchange, LiveExchange):
+    def _combine(self, step: int, fed: list[Tensor], targets: Tensor, excluded: list[bool]) -> None:
+        """Let attackers contribute to the weight gradients, and a robust rule replace their mean.
+
+        The mean is there already: what an attacker sends beside its honest gradient is added to it.
+        Only a robust rule needs the gradients of all replicas; those left out are NaN to it.
+        """
+        if not isinstance(self._exchange, LiveExchange) or all(excluded):
             return
-        for index in self._exchange.tamperer.update_stages:
+        tamperer, replicas = self._exchange.tamperer, len(excluded)
+        kept = [r for r in range(replicas) if not excluded[r]]
+        robust = self._aggregator is not None
+        for index in range(len(self._stages)) if robust else tamperer.update_stages:
+            if index in self._exchange.recovery.still:
+                continue
             last = index == len(self._stages) - 1
             work = StageWork(
                 stages=self._stages[index:],
                 fed=fed[index],
                 passed=None if last else self._boundaries[index].passed,
                 labels=targets,
-                replicas=len(excluded),
+                replicas=replicas,
                 autocast=self._autocast(),
                 vocabulary=self.vocabulary,
             )
-            added = self._exchange.tamperer.contribute(index, step, excluded, work)
-            if added is not None:
-                add_to_gradients(self._stages[index], added / len(excluded))
+            sent = tamperer.contribute(index, step, excluded, work)
+            if self._aggregator is None:
+                for replica, contribution in sent.items():
+                    added = (contribution - work.gradient(replica)) / replicas
+                    add_to_gradients(self._stages[index], added)
+                continue
+            given = {r: sent[r] if r in sent else work.gradient(r) for r in kept}
+            missing = torch.full_like(given[kept[0]], torch.nan)
+            rows = torch.stack([given.get(r, missing) for r in range(replicas)])
+            share = len(kept) / replicas  # the sum over all, as the mean has it so far
+            combined = self._aggregator(rows, self.scenario.attackers_per_stage)
+            set_gradients(self._stages[index], combined * share)
 
     def _private(self, index: int, replica: int) -> PrivateModel:
         return PrivateModel(self._stages, index, replica, self._batches, self.vocabulary)
@@ -258,21 +383,3 @@ class Trainer:
     def _autocast(self) -> torch.autocast:
         device = self.scenario.device
         return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
-
-
-def rank_loss(logits: Tensor, targets: Tensor, excluded: Sequence[bool]) -> Tensor:
-    """Return the mean cross entropy per token, counting excluded ranks as zero.
-
-    Args:
-        logits: `[replicas * batch, tokens, vocabulary]`.
-        targets: `[replicas * batch, tokens]`.
-        excluded: `[replicas]`.
-    """
-    if not any(excluded):
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-    if all(excluded):
-        return logits.flatten()[:0].float().sum()
-    keep = torch.tensor([not e for e in excluded], device=logits.device)
-    kept = logits.view(len(excluded), -1, *logits.shape[1:])[keep].float().flatten(0, 2)
-    labels = targets.view(len(excluded), -1, *targets.shape[1:])[keep].flatten()
-    return F.cross_entropy(kept, labels, reduction="sum") / targets.numel()

@@ -126,6 +126,12 @@ def add_to_gradients(module: nn.Module, vector: Tensor) -> None:
         parameter.grad += part
 
 
+def set_gradients(module: nn.Module, vector: Tensor) -> None:
+    """Set the gradients of a module from a flat vector."""
+    for parameter, part in _parts(module, vector):
+        parameter.grad = part.clone()
+
+
 @torch.no_grad()
 def set_weights(module: nn.Module, vector: Tensor) -> None:
     """Set the trainable parameters of a module from a flat vector."""

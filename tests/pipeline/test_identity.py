@@ -24,6 +24,7 @@ OTHER: dict[str, Any] = {
     "threat.mode": "both",
     "threat.schedule": "single",
     "threat.allow_majority": True,
+    "threat.verifiers": "collude",
     "device": "cuda",
 }
 LEAVES = [key for key in flatten(Scenario().model_dump(mode="json")) if key != "track"]
