@@ -8,6 +8,7 @@ pipeline without a defense, with 25 % of the replicas of each open stage attacki
 or in both; the ratio is to the pipeline without an attack.
 
     python benchmarks/step.py [--rounds 15] [--steps 10] [--threads 2] [--shape tiny|0.6b|all]
+                              [--defense NAME:key=value,... ...]
                               [--attacks activation|gradient|both]
 """
 
@@ -15,8 +16,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -28,20 +28,17 @@ from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import load_tokens
 from sentinel_bench.ledger import Ledger
 from sentinel_bench.models.build import build_model
+from sentinel_bench.pipeline.cost import clock
 from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
 from sentinel_bench.pipeline.inspect import Inspector
 from sentinel_bench.pipeline.tamper import History, Tamperer
 from sentinel_bench.pipeline.train import Trainer, learning_rate, make_optimizer
 from sentinel_bench.threat import Attacker, place
 
-DEFENSES = ("none", "sentinel", "averaging")
+DEFENSES = ("sentinel", "averaging", "cascade")
 ATTACKS = (
     *("zeros", "ones", "random-value", "scaling", "sign-flip", "random-sign", "delay:steps=5"),
-    *(
-        "bias",
-        "invisible-noise",
-    ),
-    *("alie", "update-sign-flip"),
+    *("bias", "invisible-noise", "alie", "update-sign-flip"),
 )
 SHAPES = {
     "tiny": {},
@@ -94,15 +91,18 @@ def piped(
 ) -> Callable[[int], None]:
     """Return a function that trains one step of the pipeline, attacked, under a defense."""
     trainer = Trainer(scenario, batches, vocabulary)
-    component = Component(name=name, params=tracks.tuned("core", Component(name=name)))
-    defense = registry.defenses.create(component)
+    given = Component.parse(name)
+    params = tracks.tuned("core", Component(name=given.name)) | given.params
+    defense = registry.defenses.create(Component(name=given.name, params=params))
     grid = scenario.grid
     if not defense.passive:
         defense.start(Setup(grid.stages, grid.replicas, trainer.signal_shape))
         warm = WarmupExchange([defense], History())
         trainer.connect(warm)
         for t in range(scenario.train.warmup_steps):
+            warm.step = t
             trainer.step(t)
+            trainer.inject()
             warm.end_step()
     ledger = Ledger(defense.params, grid.stages, grid.replicas)
     inspector = Inspector(defense, ledger, log)
@@ -113,13 +113,16 @@ def piped(
     def step(t: int) -> None:
         exchange.step = t
         trainer.step(t)
+        trainer.inject()
         inspector.end_step(t)
         exchange.end_step()
 
     return step
 
 
-def measure(shape: str, rounds: int, steps: int, *, attacks: str | None) -> None:
+def measure(
+    shape: str, rounds: int, steps: int, *, defenses: Sequence[str], attacks: str | None
+) -> None:
     """Print one table."""
     scenario = tracks.scenario("core", SHAPES[shape])
     train, grid = scenario.train, scenario.grid
@@ -138,30 +141,32 @@ def measure(shape: str, rounds: int, steps: int, *, attacks: str | None) -> None
         }  # fmt: skip
     else:
         runners = {"plain training": plain(scenario, batches, tokens.vocab_size)}
-        logs = {f"pipeline, {name}": Counter() for name in DEFENSES}
-        for name, log in zip(DEFENSES, logs.values(), strict=True):
+        names = ["none", *defenses]
+        logs = {f"pipeline, {name}": Counter() for name in names}
+        for name, log in zip(names, logs.values(), strict=True):
             runners[f"pipeline, {name}"] = piped(scenario, batches, tokens.vocab_size, name, log)
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     for round_ in range(rounds + 1):  # the first one warms up
         for name, step in runners.items():
-            started = time.perf_counter()
+            started = clock()
             for t in range(steps):
                 step(train.warmup_steps + round_ * steps + t)
             if round_:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(clock() - started)
     per_round = steps * grid.replicas * train.batch_size * train.seq_len
     print(
         f"{shape}: {grid.stages} stages x {grid.replicas} replicas, batch {train.batch_size} x "
         f"{train.seq_len} tokens, {torch.get_num_threads()} threads, {rounds} rounds of {steps}"
     )
     over = "over none" if attacks else "over plain"
-    print(f"{'':<22}{'tokens/s':>10}{over:>12}{'flags':>8}")
+    width = max(map(len, seconds)) + 1
+    print(f"{'':<{width}}{'tokens/s':>10}{over:>12}{'flags':>8}")
     base = next(iter(seconds.values()))
     for name, took in seconds.items():
         ratio = statistics.median(b / s for b, s in zip(base, took, strict=True))
         flags = logs[name].flags if name in logs else ""
         speed = per_round / statistics.median(took)
-        print(f"{name:<22}{speed:>10,.0f}{ratio:>12.3f}{flags:>8}")
+        print(f"{name:<{width}}{speed:>10,.0f}{ratio:>12.3f}{flags:>8}")
 
 
 def main() -> None:
@@ -171,13 +176,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--shape", choices=[*SHAPES, "all"], default="all")
+    parser.add_argument("--defense", dest="defenses", nargs="+", default=DEFENSES)
     parser.add_argument("--attacks", choices=["activation", "gradient", "both"])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for shape in SHAPES if arguments.shape == "all" else [arguments.shape]:
         few = shape != "tiny"
         measure(shape, max(3, arguments.rounds // 3) if few else arguments.rounds,
-                2 if few else arguments.steps, attacks=arguments.attacks)  # fmt: skip
+                2 if few else arguments.steps,
+                defenses=arguments.defenses, attacks=arguments.attacks)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from sentinel_bench.api import Again, Defense, ResponseParams, Setup, Signals, Verdict
+from sentinel_bench.api import Again, Defense, ResponseParams, Setup, Signals, Updates, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,14 +47,69 @@ class Proof(Defense[P]):
     def start(self, setup: Setup) -> None:
         """Seed what is drawn."""
         self._random = Random(self.params.seed)
+        self._onto: dict[int, Tensor] = {}  # stage to what its weights are projected on
 
     def state_bytes(self) -> int:
-        """Return the bytes of the state of the random numbers."""
-        return 4 * len(self._random.getstate()[1])
+        """Return the bytes of the random numbers' state, and of what digests are made with."""
+        digests = sum(onto.nbytes for onto in self._onto.values())
+        return 4 * len(self._random.getstate()[1]) + digests
 
     def tolerance(self, signals: Signals) -> float:
         """Return the difference that rounding explains, for the precision of the signals."""
-        x, p = signals.sent, self.params
+        return self._tolerance(signals.sent)
+
+    def draw(self, active: Tensor, q: float) -> list[int]:
+        """Return each of the active replicas with probability q."""
+        luck = [self._random.random() for _ in range(len(active))]
+        return [r for r in indices(active) if luck[r] < q]
+
+    def audit_updates(self, updates: Updates, q: float) -> Verdict:
+        """Compute a share q of weight gradients again, drawn after they were handed in."""
+        drawn = self.draw(updates.active, q)
+        if not drawn:
+            return self.clear(updates)
+        sent, truth = updates.work.sent(drawn), updates.work.recompute(drawn)
+        return self._updates_off(updates, drawn, distance(sent, truth), self._tolerance(sent))
+
+    def attest(self, updates: Updates) -> Verdict:
+        """Compare a random projection of the weights of every worker with the true one.
+
+        The step of the optimizer is a function of the weights before it and of the mean gradient:
+        the verifier can do it too, and all replicas of a stage must have the same result. Off by
+        more than `rtol` of the weights' norm is a lie; one of relative size d passes with
+        probability of about 0.8 rtol / d.
+        """
+        import torch
+
+        rows = indices(updates.active)
+        if not rows:
+            return self.clear(updates)
+        truth = updates.work.recompute(rows[:1])[0].float()
+        if updates.stage not in self._onto:
+            generator = torch.Generator().manual_seed(self._random.getrandbits(63))
+            drawn = torch.randn(len(truth), 1, generator=generator)
+            self._onto[updates.stage] = drawn.to(truth.device)
+        onto = self._onto[updates.stage]
+        apart = (updates.work.project(rows, onto) - truth @ onto).abs().flatten()
+        relative = (apart / truth.norm().clamp_min(TINY)).nan_to_num(2.0, 2.0)
+        return self._updates_off(updates, rows, relative, self._tolerance(truth))
+
+    def clear(self, updates: Updates) -> Verdict:
+        """Return that nobody is flagged."""
+        nobody = updates.active.new_zeros(updates.active.shape)
+        return Verdict(nobody, nobody)
+
+    def _updates_off(
+        self, updates: Updates, rows: Sequence[int], apart: Tensor, limit: float
+    ) -> Verdict:
+        values = dict(zip(rows, apart.tolist(), strict=True))
+        found = [values.get(r, 0.0) for r in range(len(updates.active))]
+        flagged = updates.active.new_tensor([value > limit for value in found])
+        statistics = {f"{updates.kind} mismatch": (apart.new_tensor(found), -limit, limit)}
+        return Verdict(flagged, flagged & self.params.proof, None, statistics)
+
+    def _tolerance(self, x: Tensor) -> float:
+        p = self.params
         return p.rtol_low if x.element_size() < 4 or x.device.type == "cuda" else p.rtol
 
     def verdict(
@@ -190,8 +245,7 @@ class Sampling(Proof[A]):
 
     def check(self, signals: Signals) -> Verdict:
         """Draw, compute again, compare. Where nobody is drawn nothing is computed."""
-        luck = [self._random.random() for _ in signals.sent]
-        drawn = [r for r in indices(signals.active) if luck[r] < self.params.q]
+        drawn = self.draw(signals.active, self.params.q)
         if not drawn or signals.again is None:
             return self.verdict(signals, {})
         values = self.compare(signals, drawn, signals.again.recompute(drawn))
@@ -217,7 +271,7 @@ class Sampling(Proof[A]):
 
 
 class Audit(Sampling[AuditParams]):
-    """Computes a few signals again, drawn after they were sent; a wrong one bans at once.
+    """Computes a few signals and updates again, drawn after they were sent; a lie bans at once.
 
     An attacker that sends n wrong signals is found with probability `1 - (1 - q)^n`.
     """
@@ -226,9 +280,10 @@ class Audit(Sampling[AuditParams]):
     goal = "make every lie a gamble, for a share q of the work"
     formula = "with probability q: |x - x'| > rtol max(|x|, |x'|), x' computed by the verifier"
     source = "sentinel-bench; random audits as in verifiable computation"
+    needs_updates = True
     blind_to: ClassVar[str] = (
         "the lies that are not drawn (at q = 2 % it takes 34 to be found with even odds), changes"
-        " below rtol, and attacks on weight gradients or weights, which are no signals"
+        " below rtol, and weights that are changed beside the optimizer"
     )
     Params = AuditParams
 
@@ -239,6 +294,12 @@ class Audit(Sampling[AuditParams]):
         return {
             "mismatch": (distance(signals.sent[list(drawn)], expected), self.tolerance(signals))
         }
+
+    def check_updates(self, updates: Updates) -> Verdict:
+        """Draw weight gradients, compute them again, compare."""
+        if updates.kind == "weights":
+            return self.clear(updates)
+        return self.audit_updates(updates, self.params.q)
 
 
 def indices(mask: Tensor) -> list[int]:

@@ -402,10 +402,76 @@ class Again(Protocol):
         keep copies (`Defense.redundancy`), `by[i]` is of the stage that holds the copy.
         """
 
+    def check_linears(self, of: Sequence[int], projections: int, seed: int) -> LinearCheck:
+        """Ask replicas `of` for what their linear layers put out, and test that at random.
+
+        A malicious one tells a story that ends in what it sent. Each claim is tested with so many
+        random vectors, drawn from `seed` after it was made. Where stages keep copies
+        (`Defense.redundancy`) nobody is asked: these compute the results.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCheck:
+    """What became of the claims of n replicas about their linear layers.
+
+    Attributes:
+        result: `[n, batch, tokens, hidden]`, the signals that follow from the claims; the verifier
+            computed all that is not a linear layer.
+        error: `[n]` float64, how far the worst claim of each is from the product that it stands
+            for, relative to its size, as random vectors see it: 0 to some units.
+    """
+
+    result: Tensor
+    error: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """What the workers of one stage hand in when a step ends, one flat vector each.
+
+    Attributes:
+        stage: of the workers.
+        step: training step, from 0.
+        kind: "gradient", their weight gradients, before the stage takes the mean of them; or
+            "weights", what each holds after the optimizer's step, before the replicas of the stage
+            are made equal again.
+        active: `[replicas]` bool: neither banned nor tainted nor left out; only these count.
+        work: gives the vectors; computing one costs a forward and a backward pass of the stage.
+    """
+
+    stage: int
+    step: int
+    kind: Literal["gradient", "weights"]
+    active: Tensor
+    work: Contributions
+
+
+class Contributions(Protocol):
+    """Gives what workers hand in; only good within the `check_updates` it was given to.
+
+    Gradients are those of each replica's own mean loss. Name at least one replica.
+    """
+
+    def sent(self, of: Sequence[int]) -> Tensor:
+        """Return what replicas `of` hand in, `[n, parameters]`."""
+
+    def recompute(self, of: Sequence[int]) -> Tensor:
+        """Return what they should hand in, computed by the verifier itself, `[n, parameters]`."""
+
+    def project(self, of: Sequence[int], onto: Tensor) -> Tensor:
+        """Return inner products of what replicas `of` hand in with vectors: a cheap digest.
+
+        `onto` is `[parameters, k]`, in float32; the answer is `[n, k]`.
+        """
+
+    def losses(self) -> Tensor | None:
+        """Return the mean loss of each replica, `[replicas]`; None before the last stage."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a detector makes of the signals at one boundary.
+    """What a detector makes of the signals at one boundary, or of the updates of one stage.
 
     Attributes:
         flagged: `[replicas]` bool.
@@ -468,10 +534,12 @@ class Defense(Plugin[P]):
     Params: ClassVar[type[Frozen]] = ResponseParams
     passive: ClassVar[bool] = False
     """True if it never looks at a signal: the boundaries are then left out."""
-    needs_received: ClassVar[bool] = False
+    needs_received: bool = False
     """True if it compares with what the senders received; others are not given a copy of it."""
-    needs_again: ClassVar[bool] = False
+    needs_again: bool = False
     """True if it has work done a second time; others are not given the means."""
+    needs_updates: bool = False
+    """True if `check_updates` is to be called."""
     learns: ClassVar[bool] = True
     """False if nothing of the warm-up matters to it: it is then not shown."""
     blind_to: ClassVar[str] = ""
@@ -494,6 +562,16 @@ class Defense(Plugin[P]):
 
     def learn(self, signals: Signals, clean: Tensor) -> None:
         """Take in the signals just checked; `clean` `[replicas]` bool are the trusted ones."""
+
+    def check_updates(self, updates: Updates) -> Verdict:
+        """Judge what the workers of a stage hand in, after the backward pass and after the step.
+
+        Who is flagged has no part in this step's mean. There is no reference.
+        """
+        raise NotImplementedError
+
+    def learn_updates(self, updates: Updates, clean: Tensor) -> None:
+        """Take in the updates just checked; `clean` `[replicas]` bool are the trusted ones."""
 
     def redundancy(self) -> Redundancy | None:
         """Say how stages keep copies of blocks; None: they keep none. Called after `start`."""

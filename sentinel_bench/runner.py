@@ -189,6 +189,7 @@ class Group:
                     _title(cell), session.scenario.train.steps - session.warmup
                 )
                 status = session.run(cell, folder, self._job.progress.advance)
+                folder.append("cost", **session.cost(cell))
             except KeyboardInterrupt:
                 status = "interrupted"
                 raise

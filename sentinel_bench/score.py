@@ -18,6 +18,10 @@ than its ban. An attacker that was banned before it acted is honest here, and it
 * tokens_per_second: tokens trained after warm-up over the seconds of these steps. What a rank
   contributes while it is left out, and a step that is skipped, do not count. relative_tps: over
   that of the paired run; one measurement of one run, so benchmarks/step.py is the better guide.
+* extra_flops: floating-point operations that the defense and the aggregator add to a step, as a
+  share of those of a plain one (1: twice the work); extra_bytes: what travels between machines
+  because of them, per step; both counted in honest steps, as pipeline/cost.py says; None in records
+  without a `cost` row. state_bytes: memory that the defense keeps from step to step.
 * capacity: smallest share of workers not banned, over the stages, at the end.
 * flags: signals checked and flagged, by ground truth; the two rates lie in [0, 1].
 * attackers (planned), acted, banned, false_bans, skipped_steps, amnesties: counts.
@@ -66,7 +70,7 @@ METRICS = (
     *("validation_loss", "perplexity", "excess_loss", "undetected_damage", "diverged"),
     *("attack_success_rate", "attack_success_base"),
     *("tokens_per_second", "relative_tps", "capacity", "skipped_steps", "amnesties"),
-    "state_bytes",
+    *("extra_flops", "extra_bytes", "state_bytes"),
 )
 FLAGS = (
     *("honest_checked", "honest_flagged", "tampered_checked", "tampered_flagged"),
@@ -80,7 +84,8 @@ def score(events: Sequence[Row]) -> dict[str, Any]:
     wrong = problem(events)
     if wrong is not None:
         return {"outcome": "invalid", "reason": wrong, **scores}
-    scores |= _workers(events) | _speed(events) | _signals(events) | _backdoor(events)
+    scores |= _workers(events) | _speed(events) | _cost(events)
+    scores |= _signals(events) | _backdoor(events)
     scores |= _damage(events, scores["recall"])
     reasons = _broken(events, scores)
     outcome = "broken" if reasons else "defended"
@@ -95,11 +100,12 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
         events: all rows of the run.
         provenance: from `record.provenance`.
     """
-    from sentinel_bench.config import Component
+    from sentinel_bench.config import Component, Scenario
     from sentinel_bench.provenance import digest
 
     cell = config["cell"]
-    scenario = dict(cell["scenario"])
+    # settings that the record is too old to know were at their defaults
+    scenario = Scenario.model_validate(cell["scenario"]).model_dump(mode="json")
     seeds, track = scenario.pop("seeds"), scenario.pop("track")
     mode, knowledge = _threat(events)
     setting = scenario | {"threat": {k: v for k, v in scenario["threat"].items() if k != "mode"}}
@@ -322,8 +328,17 @@ def _speed(events: Sequence[Row]) -> dict[str, Any]:
     return {"tokens_per_second": tps, "relative_tps": relative}
 
 
+def _cost(events: Sequence[Row]) -> dict[str, Any]:
+    cost = next(iter(rows_of(events, "cost")), None)
+    return {
+        "extra_flops": None if cost is None else _ratio(cost["flops"], cost["step_flops"]),
+        "extra_bytes": None if cost is None else cost["bytes"],
+        "state_bytes": start_of(events).get("state_bytes"),
+    }
+
+
 def _signals(events: Sequence[Row]) -> dict[str, Any]:
-    start, steps = start_of(events), rows_of(events, "step")
+    steps = rows_of(events, "step")
     honest, tampered = (sum(row["checked"][i] for row in steps) for i in (0, 1))
     false, true = (sum(row["flagged"][i] for row in steps) for i in (0, 1))
     counts = (honest, false, tampered, true, _ratio(false, honest), _ratio(true, tampered))
@@ -331,7 +346,6 @@ def _signals(events: Sequence[Row]) -> dict[str, Any]:
         "flags": dict(zip(FLAGS, counts, strict=True)),
         "skipped_steps": sum(row.get("skipped") is True for row in steps),
         "amnesties": len(rows_of(events, "amnesty")),
-        "state_bytes": start.get("state_bytes"),
     }
 
 

@@ -30,6 +30,11 @@ def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
+def _large(value: Any) -> bool:
+    """Say whether a value counts operations or bytes, of which a step of a large model has many."""
+    return type(value) is int and 0 <= value < 2**80
+
+
 def is_number(value: Any) -> bool:
     """Say whether a value is a number that JSON and a float can hold."""
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**53)
@@ -85,6 +90,7 @@ _FIELDS: dict[str, dict[str, _Check]] = {
     "ban": _AT_WORKER,
     "tamper": {"stage": _count, "replica": _count, "signals": _count, "size": _share},
     "trigger": {"step": _count, "rate": _share, "base": _share},
+    "cost": dict.fromkeys(("flops", "step_flops", "bytes"), _large),
     "exhausted": {"step": _count, "stage": _count},
     "eval": {"step": _count, "loss": _optional},
     "end": {"status": lambda value: value in ("complete", "exhausted")},
@@ -102,7 +108,7 @@ def _malformed(events: Sequence[Row]) -> str | None:
         return f"malformed: {len(starts)} start events instead of one"
     if not 1 <= starts[0]["stages"] * starts[0]["replicas"] <= MAX_WORKERS:
         return "malformed: the grid of the start event is not usable"
-    for kind in ("baseline", "end"):
+    for kind in ("baseline", "cost", "end"):
         if len(rows_of(events, kind)) > 1:
             return f"malformed: more than one {kind} event"
     return None

@@ -58,11 +58,14 @@ def make_plan(
     defenses: Sequence[Component],
     tuned: dict[str, dict[str, Any]],
     aggregators: Sequence[Component] = (MEAN,),
+    *,
+    unprotected: bool = True,
 ) -> Plan:
     """Return the cells of every attack against every defense, each beside its baselines.
 
     For each scenario: no attack and no defense; then each attack without and with the defenses,
-    each of these with every aggregator.
+    each of these with every aggregator. The attacks without a defense are left out if they are
+    not `unprotected`.
 
     Raises:
         ConfigError, PluginError: names, parameters or grids that cannot be run. All are checked
@@ -85,7 +88,9 @@ def make_plan(
         raise ConfigError("; ".join(problems))
     plan = Plan()
     for scenario in scenarios:
-        protections = [(NONE, MEAN), *((d, a) for d in defenses for a in aggregators)]
+        protections = [(d, a) for d in defenses for a in aggregators]
+        if unprotected:
+            protections.insert(0, (NONE, MEAN))
         cells = {}
         for attack, (defense, aggregator) in [
             (NONE, (NONE, MEAN)),

@@ -225,6 +225,33 @@ def test_without_a_baseline_there_is_no_excess_loss() -> None:
     assert found["outcome"] == "defended"
 
 
+COST = {"type": "cost", "flops": 30, "step_flops": 120, "bytes": 4096, "steps": 10}
+
+
+def test_cost_by_hand() -> None:
+    # 30 operations beside the 120 of a plain step: a quarter more. As many bytes as were counted.
+    found = score(log(COST))
+    assert (found["extra_flops"], found["extra_bytes"], found["state_bytes"]) == (0.25, 4096, 640)
+    # A count that no float holds exactly.
+    found = score(log(COST | {"flops": 2**60 + 1, "step_flops": 2**62}))
+    assert found["extra_flops"] == pytest.approx(0.25)
+    # Records of an older version have no such row.
+    old = score(log())
+    assert (old["extra_flops"], old["extra_bytes"], old["state_bytes"]) == (None, None, 640)
+    assert old["outcome"] == "defended"
+
+
+def test_a_cost_without_a_step_to_compare_with_is_unknown() -> None:
+    found = score(log(COST | {"step_flops": 0}))
+    assert (found["extra_flops"], found["extra_bytes"]) == (None, 4096)
+
+
+def test_what_is_counted_does_not_slow_a_run() -> None:
+    with_cost, without_cost = score(log(COST)), score(log())
+    for name in ("tokens_per_second", "relative_tps", "validation_loss", "f1"):
+        assert with_cost[name] == without_cost[name]
+
+
 def test_the_last_evaluation_counts() -> None:
     rows = log(attackers=())
     rows.insert(2, {"type": "eval", "step": 0, "loss": 9.0, "tokens": 10})
@@ -299,6 +326,13 @@ INVALID = {
     "no start": (without(log(), "start"), "0 start"),
     "two starts": ([log()[0], *log()], "2 start"),
     "two ends": ([*log(), log()[-1]], "more than one end"),
+    "two costs": (log(COST, COST), "more than one cost"),
+    "cost below zero": (log(COST | {"flops": -1}), r"\(cost\): flops is -1"),
+    "half a byte": (log(COST | {"bytes": 0.5}), r"\(cost\): bytes is 0.5"),
+    "no plain step": (
+        log({k: v for k, v in COST.items() if k != "step_flops"}),
+        r"\(cost\): step_flops is None",
+    ),
     "no evaluation": (log(loss=None), "no evaluation"),
     "old evaluation": (
         [row | {"step": 3} if row["type"] == "eval" else row for row in log()],
@@ -373,6 +407,7 @@ FULL = log(
     worker("flag", 5, 1, 0, direction="activation", tampered=True, statistics={"l1": [1, 0, 2]}),
     {"type": "amnesty", "step": 6, "stage": 1, "direction": "activation", "replicas": 3},
     *(tamper(1, 0, 3, 0.5), tamper(1, 1, 4, 0.25), tamper(2, 3, 1, 1.0), trigger(0.5, 0.25)),
+    COST,
 )
 JUNK = st.one_of(
     st.none(),

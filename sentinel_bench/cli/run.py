@@ -8,6 +8,7 @@ import click
 
 from sentinel_bench import suite
 from sentinel_bench.cli import _options, _output
+from sentinel_bench.leaderboard import price
 
 
 @click.command()
@@ -16,6 +17,10 @@ from sentinel_bench.cli import _options, _output
 @click.option(
     "--aggregator", "aggregators", multiple=True,
     help="in place of the mean of weight gradients: NAME or NAME:key=value,...; repeatable",
+)  # fmt: skip
+@click.option(
+    "--unprotected/--no-unprotected", default=True, show_default=True,
+    help="also run each attack without a defense",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="take finished cells from --out, if nothing changed")
 def run(**options: Any) -> int:
@@ -31,7 +36,9 @@ def run(**options: Any) -> int:
     track, scenarios = _options.resolve_scenarios(file, options)
     tuned = _options.tuned(track, scenarios[0], defenses)
     rules = _options.components(options["aggregators"], suite.MEAN.name)
-    plan = suite.make_plan(scenarios, attacks, defenses, tuned, rules)
+    plan = suite.make_plan(
+        scenarios, attacks, defenses, tuned, rules, unprotected=options["unprotected"]
+    )
     if options["dry_run"]:
         _output.print_plan(plan, as_json=options["as_json"])
         return 0
@@ -61,5 +68,8 @@ def _print_table(finished: list[suite.Finished]) -> None:
                 f"{item.result['scores']['reason']}",
                 markup=False,
             )
+    for name, scores in {f.cell.protection: f.result["scores"] for f in finished}.items():
+        if name != "none" and price(scores):
+            console.print(f"cost of {name}: {price(scores)}", markup=False)
     for item in finished:
         console.print(f"record: {item.folder}", markup=False, soft_wrap=True)

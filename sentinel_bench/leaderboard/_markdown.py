@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sentinel_bench.leaderboard._cost import price
+
 Row = Mapping[str, Any]
 BUSY = 0.5  # a relative speed that is no better known than this says nothing
 LONGEST = 200  # characters of a name or a reason
@@ -44,6 +46,9 @@ _DEFINITIONS = """\
 * Validation loss: nats per token on held-out text. Excess loss: less that of the same seeds with
   no attack and no defense. Relative TPS: training speed over that of the same paired run; `busy`
   where the interval is wider than ± 0.5: the machine did something else beside.
+* Cost: floating-point operations that the defense adds to a training step, as a share of those of
+  a plain step; bytes that travel between machines because of it; bytes that it keeps from step to
+  step. Counted in honest steps; pipeline/cost.py says what counts.
 * Capacity: smallest share of workers not banned, over the stages, at the end.
 * Outcome: `broken` if the run diverged, the excess loss is above 0.05, capacity is below a half,
   or, without an attack, more than 1 % of the workers were banned; `invalid` if a run says nothing.
@@ -72,6 +77,11 @@ def render(name: str, track: Row, problems: Sequence[Row]) -> str:
         chosen = [row for row in rows if row["defense"] == defense]
         parts.append(f"## Defense: {escape(defense)}")
         parts += [_worth(d, numbered) for d in track["defenses"] if d["defense"] == defense]
+        parts += [
+            f"\\[{c['setting']}\\] " * numbered + f"Cost: {price(c)}."
+            for c in track["costs"]
+            if c["defense"] == defense
+        ]
         tuned = sorted({text for row in chosen for text in row["tuned"]})
         parts += [f"Settings found for this track: {escape(text)}" for text in tuned]
         parts.append(_details(chosen, columns, numbered))

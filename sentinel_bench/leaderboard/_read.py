@@ -16,6 +16,7 @@ NUMBERS = (
     *("precision", "recall", "f1", "detection_steps_mean", "false_bans", "validation_loss"),
     *("excess_loss", "relative_tps", "acted", "attackers", "capacity"),
     *("harm_weighted_recall", "undetected_damage", "attack_success_rate", "attack_success_base"),
+    *("extra_flops", "extra_bytes", "state_bytes"),
 )
 _SEEDS = ("model", "data", "threat")
 _TRACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes the name of a folder

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
+from sentinel_bench.leaderboard._cost import price
+
 Row = Mapping[str, Any]
 
 
@@ -14,7 +16,8 @@ def measured(
 ) -> list[str]:
     """Return one line for each track, mode and parameter setting; none if nothing was measured.
 
-    A defense has one more line for each track and parameter setting, over all attacks.
+    A defense has one more line for each track and parameter setting, over all attacks, and one for
+    what it costs.
 
     Args:
         kind: of the plugin.
@@ -62,6 +65,9 @@ def _defended(name: str, content: Row) -> Iterator[tuple[int, list[str], str]]:
         key, setting = (worth["defense"], worth["setting"]), worth["setting"]
         rows = [row for row in content["rows"] if (row["defense"], row["setting"]) == key]
         yield setting, [params], _overall(worth, rows)
+        for cost in content["costs"]:
+            if (cost["defense"], cost["setting"]) == key:
+                yield setting, [params], f"cost {price(cost)}"
         attacks = [row for row in rows if row["attack"] != "none"]
         for mode in sorted({row["mode"] for row in attacks}):
             chosen = [row for row in attacks if row["mode"] == mode]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sentinel_bench.errors import ConfigError, nearest
+from sentinel_bench.leaderboard._cost import costs
 from sentinel_bench.leaderboard._damage import defenses
 from sentinel_bench.leaderboard._read import NUMBERS, Result, read
 
@@ -30,7 +31,7 @@ def summarize(results: Sequence[Path], track: str | None = None) -> dict[str, An
     Returns:
         `problems`: files left out, each with `path` and `reason`; `tracks`: for each track
         `settings`, `seeds` (the most that a row has), `rows`, `defenses` (see `_damage.defenses`),
-        `notes`, `versions`, `commands`.
+        `costs` (see `_cost.costs`), `notes`, `versions`, `commands`.
 
     Raises:
         ConfigError: a path does not exist, or there is no usable result (of the track).
@@ -88,6 +89,7 @@ def _track(results: list[Result]) -> dict[str, Any]:
         "seeds": most,
         "rows": rows,
         "defenses": defenses(kept, list(settings)),
+        "costs": costs(kept, list(settings)),
         "notes": notes,
         "versions": _versions(kept),
         "commands": sorted({command for item in kept for command in item.commands}),

@@ -6,30 +6,73 @@ any number of defenses and histories watch, so that cells can share one warm-up)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
-from sentinel_bench.api import Again, Defense, Direction, Recovery
-from sentinel_bench.pipeline.inspect import Inspector, check, end_step, learn, row_mask, show
+from sentinel_bench.api import (
+    Again,
+    Defense,
+    Direction,
+    LinearCheck,
+    Private,
+    Recovery,
+    Updates,
+)
+from sentinel_bench.pipeline import cost
+from sentinel_bench.pipeline.inspect import (
+    Inspector,
+    check,
+    check_updates,
+    end_step,
+    learn,
+    learn_updates,
+    row_mask,
+    show,
+)
 from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
+from sentinel_bench.pipeline.updates import Handed, showing
+from sentinel_bench.pipeline.weights import StageWork
 
 Redo = Callable[[int, Direction, Sequence[int], Tensor | None], Tensor]
 """Returns what replicas of a stage should have sent in a direction, given what all received."""
 Answer = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
 """Returns what replicas answer when they are asked for the work of others, given the truth."""
+CheckLinears = Callable[
+    [int, Direction, Sequence[int], Tensor | None, Mapping[int, Tensor], int, int], LinearCheck
+]
+"""Tests what replicas of a stage claim of their linear layers, see `Trainer.check_linears`."""
+Privately = Callable[[int], Private]
+"""Makes a private copy of the model for a replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """What workers contribute to the weight gradients of their stage.
+
+    Attributes:
+        sent: replica to what an attacker sends, `[parameters]`; the others are honest.
+        dropped: `[replicas]`, who has no part in the mean.
+    """
+
+    sent: Mapping[int, Tensor]
+    dropped: list[bool]
 
 
 class Exchange(Protocol):
     """What a boundary needs."""
 
+    step: int
     redo: Redo | None
     """Set by the trainer, which has the stages."""
+    check_linears: CheckLinears | None
+    """Set by the trainer; None: all work is done again where linear layers should be tested."""
 
     @property
     def idle(self) -> bool:
@@ -43,6 +86,23 @@ class Exchange(Protocol):
     ) -> tuple[Tensor, list[bool]]:
         """Let the signals `x` `[replicas, batch, tokens, hidden]` that `stage` sends cross."""
 
+    @property
+    def weighs(self) -> bool:
+        """True if somebody looks at the weight gradients and weights of all stages."""
+
+    def contribute(self, stage: int, excluded: Sequence[bool], work: StageWork) -> Contributed:
+        """Let the workers of `stage` contribute to its weight gradients."""
+
+    def hold(self, stage: int, weights: Tensor, replicas: int, private: Privately) -> Tensor:
+        """Return the weights `[parameters]` of `stage` when its replicas are equal again.
+
+        Args:
+            stage: of the workers.
+            weights: after the optimizer's step.
+            replicas: how many hold them.
+            private: makes a private copy of the model for a replica.
+        """
+
 
 class WarmupExchange:
     """Honest workers, watched by defenses whose flags do not count."""
@@ -53,6 +113,7 @@ class WarmupExchange:
         self._received: dict[tuple[int, Direction], Tensor] = {}
         self.step = 0
         self.redo: Redo | None = None
+        self.check_linears: CheckLinears | None = None
 
     @property
     def idle(self) -> bool:
@@ -71,14 +132,39 @@ class WarmupExchange:
         all_of_them = row_mask([True] * len(x), x)
         received = self._received.get((stage, direction))
         for defense in self._defenses:
-            before = received if type(defense).needs_received else None
-            redo = self.redo if type(defense).needs_again else None
-            with rerun(redo, stage, direction, received) as again:
+            before = received if defense.needs_received else None
+            redo = self.redo if defense.needs_again else None
+            test = self.check_linears
+            with rerun(redo, stage, direction, received, check_linears=test) as again:
                 signals = show(stage, direction, self.step, x, before, all_of_them, again)
                 check(defense, signals)
                 learn(defense, signals, all_of_them)
         self._received[_next_stage(stage, direction), direction] = x
         return x, tainted
+
+    @property
+    def weighs(self) -> bool:
+        """True if a defense looks at weight gradients and weights."""
+        return any(d.needs_updates for d in self._defenses)
+
+    def contribute(self, stage: int, excluded: Sequence[bool], work: StageWork) -> Contributed:
+        """Show weight gradients to all that look at them."""
+        self._show(stage, "gradient", _gradients(stage, work, {}))
+        return Contributed({}, [False] * len(excluded))
+
+    def hold(self, stage: int, weights: Tensor, replicas: int, private: Privately) -> Tensor:
+        """Show weights to all that look at them."""
+        self._show(stage, "weights", _weights(weights, replicas, {}))
+        return weights
+
+    def _show(self, stage: int, kind: Literal["gradient", "weights"], handed: Handed) -> None:
+        active = torch.ones(handed.replicas, dtype=torch.bool, device=handed.device)
+        for defense in self._defenses:
+            if defense.needs_updates:
+                with showing(handed) as work:
+                    updates = Updates(stage, self.step, kind, active, work)
+                    check_updates(defense, updates)
+                    learn_updates(defense, updates, active)
 
     def end_step(self) -> None:
         """Close a step."""
@@ -101,6 +187,7 @@ class LiveExchange:
         self.keeps = False
         """True if gradients are kept at the boundaries, though nobody looks at them."""
         self.redo: Redo | None = None
+        self.check_linears: CheckLinears | None = None
         self.recovery = Recovery()
         """What this pass leaves out."""
         self._passes = 1
@@ -135,6 +222,30 @@ class LiveExchange:
             out = self.tamperer.poison(receiver, self.step, out, self.inspector.excluded())
         return out, tainted
 
+    @property
+    def weighs(self) -> bool:
+        """True if the defense looks at weight gradients and weights."""
+        return self.inspector.needs_updates
+
+    def contribute(self, stage: int, excluded: Sequence[bool], work: StageWork) -> Contributed:
+        """Let attackers change what they contribute, and the defense look at it."""
+        sent = self.tamperer.contribute(stage, self.step, excluded, work)
+        handed = _gradients(stage, work, sent)
+        return Contributed(sent, self.inspector.weigh(stage, self.step, "gradient", handed))
+
+    def hold(self, stage: int, weights: Tensor, replicas: int, private: Privately) -> Tensor:
+        """Let attackers change the weights that they hold, and the defense look at them.
+
+        Replicas of a stage are made equal again: what one adds reaches all of them.
+        """
+        held = self.tamperer.inject(stage, self.step, weights, private)
+        handed = _weights(weights, replicas, held)
+        dropped = self.inspector.weigh(stage, self.step, "weights", handed)
+        kept = [changed for replica, changed in held.items() if not dropped[replica]]
+        if not kept:
+            return weights
+        return kept[0] + sum((changed - weights for changed in kept[1:]), weights.new_zeros(()))
+
     def arrived(self, stage: int, direction: Direction) -> Tensor:
         """Return what `stage` was sent in this pass, `[replicas, batch, tokens, hidden]`."""
         return self._received[stage, direction]
@@ -160,7 +271,10 @@ class LiveExchange:
             holder = (stage + 1) % self.inspector.ledger.stages
             answer = partial(self.tamperer.testify, stage, holder, self.step, sent.x)
         redo = self.redo if self.inspector.needs_again else None
-        with rerun(redo, stage, direction, received, answer) as again:
+        copied = self.inspector.redundancy is not None
+        lies = {r: sent.x[r] for r, tampered in enumerate(sent.tampered) if tampered}
+        test = self.check_linears
+        with rerun(redo, stage, direction, received, answer, copied, test, lies) as again:
             return self.inspector.inspect(
                 stage, direction, self.step, sent, received, tainted, again
             )
@@ -203,15 +317,27 @@ class Rerun:
 
     def recompute(self, of: Sequence[int]) -> Tensor:
         """Return what replicas `of` should have sent."""
-        return self._work().redo(of)
+        work = self._work()
+        cost.recomputed(work.stage)
+        return work.redo(of)
 
     def ask(self, of: Sequence[int], by: Sequence[int]) -> Tensor:
         """Return what replicas `by` say that replicas `of` should have sent."""
         work = self._work()
         answers = work.redo(of)
+        cost.asked(work.stage, work.direction, answers, copied=work.copied)
         if work.answer is not None:
             answers = work.answer(of, by, answers)
         return answers.clone()  # its version would tell whether somebody lied
+
+    def check_linears(self, of: Sequence[int], projections: int, seed: int) -> LinearCheck:
+        """Test what replicas `of` claim of their linear layers."""
+        work = self._work()
+        cost.recomputed(work.stage)
+        if work.check_linears is None:
+            result = work.redo(of)
+            return LinearCheck(result, result.new_zeros(len(of)).double())
+        return work.check_linears(of, projections, seed)
 
     def _work(self) -> _Work:
         if self._number not in _OPEN:
@@ -221,8 +347,12 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
+    stage: int
+    direction: Direction
     redo: Callable[[Sequence[int]], Tensor]
     answer: Answer | None
+    copied: bool
+    check_linears: Callable[[Sequence[int], int, int], LinearCheck] | None
 
 
 _OPEN: dict[int, _Work] = {}
@@ -236,6 +366,9 @@ def rerun(
     direction: Direction,
     received: Tensor | None,
     answer: Answer | None = None,
+    copied: bool = False,
+    check_linears: CheckLinears | None = None,
+    lies: Mapping[int, Tensor] | None = None,
 ) -> Iterator[Again | None]:
     """Let work be done a second time within the `with` block.
 
@@ -244,16 +377,53 @@ def rerun(
         stage, direction: whose work.
         received: `[replicas, batch, tokens, hidden]`, what the stage received in this direction.
         answer: what malicious replicas make of it when they are asked; None: all are honest.
+        copied: True if it is the work of a copy that another stage keeps.
+        check_linears: tests what replicas claim of their linear layers; None: all work is redone.
+        lies: replica to what it sent, `[batch, tokens, hidden]`, of those who tampered with it.
     """
     if redo is None:
         yield None
         return
     number = next(_NUMBERS)
-    _OPEN[number] = _Work(lambda of: redo(stage, direction, of, received), answer)
+    test = check_linears
+    _OPEN[number] = _Work(
+        stage,
+        direction,
+        lambda of: redo(stage, direction, of, received),
+        answer,
+        copied,
+        test and (lambda of, k, seed: test(stage, direction, of, received, lies or {}, k, seed)),
+    )
     try:
         yield Rerun(number)
     finally:
         del _OPEN[number]
+
+
+def _gradients(stage: int, work: StageWork, sent: Mapping[int, Tensor]) -> Handed:
+    def again(replica: int) -> Tensor:
+        cost.recomputed(stage)
+        return work.recompute(replica)
+
+    return Handed(
+        replicas=work.replicas,
+        tampered=sent,
+        honest=cost.aside()(work.gradient),
+        again=again,
+        losses=cost.aside()(work.losses),
+        device=work.fed.device,
+    )
+
+
+def _weights(weights: Tensor, replicas: int, held: Mapping[int, Tensor]) -> Handed:
+    return Handed(
+        replicas=replicas,
+        tampered=held,
+        honest=lambda _: weights,
+        again=lambda _: weights,
+        losses=lambda: None,
+        device=weights.device,
+    )
 
 
 def _next_stage(stage: int, direction: Direction) -> int:

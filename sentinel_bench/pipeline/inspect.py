@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from sentinel_bench.api import (
     Redundancy,
     Setup,
     Signals,
+    Updates,
     Verdict,
 )
 from sentinel_bench.errors import PluginError
-from sentinel_bench.ledger import Ban, Ledger
+from sentinel_bench.ledger import Ban, Ledger, Ruling
 from sentinel_bench.pipeline.recovery import problem
 from sentinel_bench.pipeline.tamper import Sent
+from sentinel_bench.pipeline.updates import Handed, showing
 
 
 class Log(Protocol):
@@ -59,8 +61,10 @@ class Inspector:
         self.tainted = [False] * ledger.replicas
         self.passive = type(defense).passive
         """True if the defense never looks at a signal."""
-        self.needs_again = type(defense).needs_again
+        self.needs_again = defense.needs_again
         """True if the defense has work done a second time."""
+        self.needs_updates = defense.needs_updates
+        """True if the defense looks at weight gradients and weights."""
         self.redundancy = redundancy(defense)
         """How stages keep copies of blocks, if they do."""
         self._suspects: set[int] = set()
@@ -87,7 +91,7 @@ class Inspector:
         tested = self._tested(stage, tainted)
         active = [t and i for t, i in zip(tested, intact, strict=True)]
         mask = row_mask(active, x)
-        before = received if type(self._defense).needs_received else None
+        before = received if self._defense.needs_received else None
         signals = show(stage, direction, step, x, before, mask, again)
         verdict = check(self._defense, signals)
         flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
@@ -95,11 +99,8 @@ class Inspector:
         if any(f and t for f, t in zip(flagged, tested, strict=True)):
             self._suspects.add(stage)
         ruling = self.ledger.judge(stage, flagged, severe, tested)
-        self._count(stage, direction, step, sent, flagged, tested, verdict)
-        if ruling.amnesty:
-            self._log.append(
-                "amnesty", step=step, stage=stage, direction=direction, replicas=ruling.amnesty
-            )
+        self._count(stage, direction, step, sent.tampered, flagged, tested, verdict)
+        self._pardoned(stage, direction, step, ruling)
         clean = [c and i for c, i in zip(ruling.clean, intact, strict=True)]
         learn(self._defense, signals, mask if clean == active else row_mask(clean, x))
         broken = [t and not i for t, i in zip(tested, intact, strict=True)]
@@ -112,6 +113,28 @@ class Inspector:
             if any(now):
                 x = self._substitute(x, now, verdict.reference)
         return x, now
+
+    def weigh(
+        self, stage: int, step: int, kind: Literal["gradient", "weights"], handed: Handed
+    ) -> list[bool]:
+        """Check what the workers of `stage` hand in; return who has no part in the mean."""
+        if not self.needs_updates:
+            return [False] * handed.replicas
+        tested = [
+            t and not e
+            for t, e in zip(self._tested(stage, self.tainted), self.excluded(), strict=True)
+        ]
+        mask = torch.tensor(tested, device=handed.device)
+        with showing(handed) as work:
+            updates = Updates(stage, step, kind, mask, work)
+            verdict = check_updates(self._defense, updates)
+            flagged, severe = verdict.flagged.tolist(), verdict.severe.tolist()
+            ruling = self.ledger.judge(stage, flagged, severe, tested)
+            tampered = [r in handed.tampered for r in range(handed.replicas)]
+            self._count(stage, "update", step, tampered, flagged, tested, verdict)
+            self._pardoned(stage, "update", step, ruling)
+            learn_updates(self._defense, updates, torch.tensor(ruling.clean, device=handed.device))
+        return ruling.flagged
 
     def preview(
         self,
@@ -137,7 +160,7 @@ class Inspector:
         x = x if all(intact) else zero_rows(x, [not i for i in intact])
         tested = self._tested(stage, tainted)
         mask = row_mask([t and i for t, i in zip(tested, intact, strict=True)], x)
-        before = received if type(self._defense).needs_received else None
+        before = received if self._defense.needs_received else None
         return preview(self._asked[1], show(stage, direction, step, x, before, mask))
 
     def recover(self, step: int, passes: int, last: Recovery) -> Recovery | None:
@@ -210,29 +233,35 @@ class Inspector:
             )
         return torch.where(row_mask(rows, x).view(-1, 1, 1, 1), reference.to(x), x)
 
+    def _pardoned(self, stage: int, direction: str, step: int, ruling: Ruling) -> None:
+        if ruling.amnesty:
+            self._log.append(
+                "amnesty", step=step, stage=stage, direction=direction, replicas=ruling.amnesty
+            )
+
     def _count(
         self,
         stage: int,
-        direction: Direction,
+        direction: Direction | Literal["update"],
         step: int,
-        sent: Sent,
+        tampered: list[bool],
         flagged: list[bool],
         tested: list[bool],
         verdict: Verdict,
     ) -> None:
-        for replica, tampered in enumerate(sent.tampered):
+        for replica, lied in enumerate(tampered):
             if not tested[replica]:
                 continue
-            self.tally.checked[tampered] += 1
+            self.tally.checked[lied] += 1
             if flagged[replica]:
-                self.tally.flagged[tampered] += 1
+                self.tally.flagged[lied] += 1
                 self._log.append(
                     "flag",
                     step=step,
                     stage=stage,
                     replica=replica,
                     direction=direction,
-                    tampered=tampered,
+                    tampered=lied,
                     statistics=statistics_of(self._defense, verdict, replica),
                 )
 
@@ -291,21 +320,25 @@ def preview(defense: Defense[Any], signals: Signals) -> Verdict | None:
     return None if verdict is None else _checked(defense, "preview", verdict, signals)
 
 
+def check_updates(defense: Defense[Any], updates: Updates) -> Verdict:
+    """Ask a defense for its verdict on updates, and check the verdict's form.
+
+    Raises:
+        PluginError: the defense raised, or returned something else.
+    """
+    verdict = _call(defense, "check_updates", updates)
+    return _formed(defense, "check_updates", verdict, updates.active.shape)
+
+
+def learn_updates(defense: Defense[Any], updates: Updates, clean: Tensor) -> None:
+    """Let a defense learn from the clean updates."""
+    _call(defense, "learn_updates", updates, clean)
+
+
 def _checked(defense: Defense[Any], method: str, verdict: Any, signals: Signals) -> Verdict:
-    """Return the verdict that `method` gave, if it has the form of one."""
-    shape = signals.active.shape
-    if not (
-        isinstance(verdict, Verdict)
-        and all(
-            isinstance(t, Tensor) and t.shape == shape and t.dtype == torch.bool
-            for t in (verdict.flagged, verdict.severe)
-        )
-    ):
-        raise PluginError(
-            f"defense {defense.name}: {method} must return a Verdict with bool tensors [replicas]",
-            party="defense",
-        )
-    reference = verdict.reference
+    """Return the verdict that `method` gave on signals, if it has the form of one."""
+    formed = _formed(defense, method, verdict, signals.active.shape)
+    reference = formed.reference
     expected = signals.sent.shape[1:]
     if reference is not None and not (
         isinstance(reference, Tensor)
@@ -315,6 +348,22 @@ def _checked(defense: Defense[Any], method: str, verdict: Any, signals: Signals)
         raise PluginError(
             f"defense {defense.name}: the reference of a Verdict must be None or a tensor "
             f"[batch, tokens, hidden] = {[*expected]}",
+            party="defense",
+        )
+    return formed
+
+
+def _formed(defense: Defense[Any], method: str, verdict: Any, shape: torch.Size) -> Verdict:
+    """Return the verdict that `method` gave, if its flags are `shape` `[replicas]` bool."""
+    if not (
+        isinstance(verdict, Verdict)
+        and all(
+            isinstance(t, Tensor) and t.shape == shape and t.dtype == torch.bool
+            for t in (verdict.flagged, verdict.severe)
+        )
+    ):
+        raise PluginError(
+            f"defense {defense.name}: {method} must return a Verdict with bool tensors [replicas]",
             party="defense",
         )
     return verdict

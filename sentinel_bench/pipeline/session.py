@@ -6,7 +6,6 @@ attackers' memories, so that a cell is the same run whether it shares its warm-u
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,8 +17,9 @@ from sentinel_bench.config import Cell, Component, Scenario
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
 from sentinel_bench.errors import ConfigError
-from sentinel_bench.ledger import Ledger
+from sentinel_bench.ledger import Ledger, Ruling
 from sentinel_bench.pipeline.copies import bytes_of_copies
+from sentinel_bench.pipeline.cost import STEPS, Meter, clock
 from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
 from sentinel_bench.pipeline.inspect import (
     Inspector,
@@ -62,6 +62,8 @@ class Session:
             watch([(a, registry.attacks.create(a.attack)) for a in attackers], self._history)
         self._rows: list[dict[str, Any]] = []
         self._snapshot: dict[str, Any] | None = None
+        self._costs: dict[str, dict[str, int]] = {}
+        self._plain_flops: int | None = None
 
     @property
     def warmup(self) -> int:
@@ -73,11 +75,12 @@ class Session:
         exchange = WarmupExchange(list(self._defenses.values()), self._history)
         self._trainer.connect(exchange)
         for step in range(self.scenario.train.warmup_steps):
-            started = time.perf_counter()
+            started = clock()
             exchange.step = step
             result = self._trainer.step(step)
+            self._trainer.inject()
             exchange.end_step()
-            self._rows.append(_step_row(step, result, Tally(), time.perf_counter() - started))
+            self._rows.append(_step_row(step, result, Tally(), clock() - started))
             tick()
         self._snapshot = self._trainer.snapshot()
 
@@ -103,22 +106,20 @@ class Session:
         triggers = tamperer.triggers(self._trainer.vocabulary)
         before = [self._trainer.success(*trigger) for trigger in triggers]
         self._trainer.connect(exchange)
-        self._trainer.aggregate_with(
-            None if cell.aggregator.name == "mean" else registry.aggregators.create(cell.aggregator)
-        )
+        self._aggregate(cell.aggregator)
         for row in self._rows:
             log.append("step", **row)
         ending: Ending = "complete"
         for step in range(train.warmup_steps, train.steps):
-            started = time.perf_counter()
+            started = clock()
             exchange.step = step
             result, tally = self._trainer.step(step), inspector.tally
-            self._trainer.inject(step)
+            self._trainer.inject()
             for drifted, distance in self._trainer.resync(step):
                 log.append("resync", step=step, stage=drifted, distance=distance)
             inspector.end_step(step)
             exchange.end_step()
-            log.append("step", **_step_row(step, result, tally, time.perf_counter() - started))
+            log.append("step", **_step_row(step, result, tally, clock() - started))
             tick()
             empty = _exhausted(ledger)
             if empty is not None:
@@ -147,11 +148,93 @@ class Session:
         copies = 0 if redundancy(defense) is None else bytes_of_copies(self._trainer.model)
         return state_bytes(defense) + copies
 
+    def cost(self, cell: Cell) -> dict[str, int]:
+        """Return what the cell's defense and aggregator cost a step (see `pipeline.cost`).
+
+        Counted once for all cells that have them, from the end of the warm-up on. What is trained
+        meanwhile is nobody's run.
+        """
+        key = f"{cell.resolved_defense.label()} + {cell.aggregator.label()}"
+        if key not in self._costs:
+            self._costs[key] = self._counted(cell)
+        return self._costs[key]
+
+    def _counted(self, cell: Cell) -> dict[str, int]:
+        train, plain = self.scenario.train, self._plain()
+        steps = range(train.warmup_steps, min(train.steps, train.warmup_steps + STEPS))
+        meter = Meter(self._trainer.bytes_of_stages)
+        exchange = self._restored(cell)
+        if exchange.idle and not exchange.weighs:
+            return {"flops": 0, "step_flops": plain, "bytes": 0, "steps": 1}
+        for step in steps:
+            exchange.step = step
+            with meter:
+                self._trainer.step(step)
+                self._trainer.inject()
+                self._trainer.resync(step)
+                exchange.inspector.end_step(step)
+            exchange.end_step()
+        self._trainer.connect(None)
+        return {
+            "flops": max(0, round(meter.flops / len(steps)) - plain),  # a skipped step has fewer
+            "step_flops": plain,
+            "bytes": round(meter.bytes / len(steps)),
+            "steps": len(steps),
+        }
+
+    def _plain(self) -> int:
+        """Return the operations of a step without any defense; all steps have the same number."""
+        if self._plain_flops is None:
+            assert self._snapshot is not None
+            self._trainer.restore(self._snapshot)
+            self._trainer.connect(None)
+            self._trainer.aggregate_with(None)
+            with Meter() as meter:
+                self._trainer.step(self.warmup)
+            self._plain_flops = meter.flops
+        return self._plain_flops
+
+    def _restored(self, cell: Cell) -> LiveExchange:
+        """Go back to the end of the warm-up, and let the cell's defense watch honest workers."""
+        assert self._snapshot is not None
+        self._trainer.restore(self._snapshot)
+        grid = self.scenario.grid
+        ledger = _Lenient(ResponseParams(), grid.stages, grid.replicas)
+        nobody = Tamperer((), History(), self.scenario.device, ledger.banned)
+        watching = fork(self._defenses[cell.resolved_defense.label()])
+        exchange = LiveExchange(nobody, Inspector(watching, ledger, _Nowhere()))
+        self._trainer.connect(exchange)
+        self._aggregate(cell.aggregator)
+        return exchange
+
+    def _aggregate(self, rule: Component) -> None:
+        self._trainer.aggregate_with(
+            None if rule.name == "mean" else registry.aggregators.create(rule)
+        )
+
     def _start(self, component: Component) -> Defense[Any]:
         defense = registry.defenses.create(component)
         if not defense.passive:
             start(defense, self._setup)
         return defense
+
+
+class _Lenient(Ledger):
+    """Holds nothing against anybody."""
+
+    def judge(
+        self, stage: int, flagged: Sequence[bool], severe: Sequence[bool], tested: Sequence[bool]
+    ) -> Ruling:
+        """Rule that nobody is flagged."""
+        nobody = [False] * len(flagged)
+        return super().judge(stage, nobody, nobody, tested)
+
+
+class _Nowhere:
+    """A log that keeps nothing."""
+
+    def append(self, kind: str, /, **fields: Any) -> None:
+        """Forget a row."""
 
 
 def prepare(device: str, threads: int | None) -> int:

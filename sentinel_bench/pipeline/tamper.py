@@ -471,16 +471,18 @@ class Tamperer:
 
     def inject(
         self, stage: int, step: int, weights: Tensor, private: Callable[[int], Private]
-    ) -> Tensor:
-        """Return the weights `[parameters]` of `stage` after this step.
-
-        Replicas of a stage hold the same weights, so what one adds reaches all of them.
+    ) -> dict[int, Tensor]:
+        """Return the weights that attackers of `stage` hold after this step.
 
         Args:
             stage, step: where and when.
-            weights: of the stage.
+            weights: of the stage, `[parameters]`.
             private: makes a private copy of the model for a replica.
+
+        Returns:
+            Replica to its weights, `[parameters]`; the others hold `weights`.
         """
+        held: dict[int, Tensor] = {}
         for villain in self._at(stage, step):
             a = villain.attacker
             if not villain.overrides("inject"):
@@ -512,8 +514,8 @@ class Tamperer:
                 )
             villain.did(changed, weights)
             self._on_act(step, stage, a.replica, "update")
-            weights = changed
-        return weights
+            held[a.replica] = changed
+        return held
 
     def _at(self, stage: int, step: int) -> list[_Villain]:
         """Return the attackers of a stage that have begun and are not banned."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,14 +13,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import Tensor, nn
 
-from sentinel_bench.api import Aggregator, Direction, Recovery
+from sentinel_bench.api import Aggregator, Direction, LinearCheck, Recovery
 from sentinel_bench.config import Scenario, TrainConfig
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.models.build import build_model
 from sentinel_bench.models.presets import layers_per_stage
 from sentinel_bench.pipeline.boundary import Boundary, echo
+from sentinel_bench.pipeline.claims import Work, check_linears
 from sentinel_bench.pipeline.copies import Copies
-from sentinel_bench.pipeline.exchange import Exchange, LiveExchange
+from sentinel_bench.pipeline.cost import aside
+from sentinel_bench.pipeline.exchange import Contributed, Exchange, LiveExchange
 from sentinel_bench.pipeline.loss import rank_loss
 from sentinel_bench.pipeline.recovery import Pass, run
 from sentinel_bench.pipeline.stages import split
@@ -100,6 +102,7 @@ class Trainer:
         self._copies = self._copied(exchange)
         if exchange is not None:
             exchange.redo = self.redo if self._copies is None else self._copies.redo
+            exchange.check_linears = self.check_linears if self._copies is None else None
         for boundary in self._boundaries:
             boundary.exchange = exchange
 
@@ -114,7 +117,7 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.scenario.train, step)
         inputs, targets = (self._tensor(a) for a in self._batches.train(step))
-        done, recovery = run(self._stages, partial(self._forward_backward, step, inputs, targets))
+        done, recovery = run(self._stages, partial(self._forward_backward, inputs, targets))
         limit = self.scenario.train.grad_clip
         norm = nn.utils.clip_grad_norm_(self._parameters, limit)
         nothing = recovery.skip or len(recovery.still) == len(self._stages)
@@ -160,38 +163,69 @@ class Trainer:
             What they should have sent in this step, from what they received:
             `[n, batch, tokens, hidden]`, gradients of each replica's own mean loss.
         """
+        return self._work(stage, direction, of, received).run()[0]
+
+    def check_linears(
+        self,
+        stage: int,
+        direction: Direction,
+        of: Sequence[int],
+        received: Tensor | None,
+        lies: Mapping[int, Tensor],
+        projections: int,
+        seed: int,
+    ) -> LinearCheck:
+        """Test what replicas `of` of a stage claim of their linear layers in the step that runs.
+
+        Args:
+            stage, direction, of, received: see `redo`.
+            lies: replica to what it sent, `[batch, tokens, hidden]`, of those who tampered with it.
+            projections: how many random vectors test each claim.
+            seed: of these vectors.
+        """
+        work = self._work(stage, direction, of, received)
+        return check_linears(work, of, lies, projections, seed)
+
+    def _work(
+        self, stage: int, direction: Direction, of: Sequence[int], received: Tensor | None
+    ) -> Work:
+        """Return the work of replicas `of`, to be done a second time; see `redo`."""
 
         def rows(x: Tensor) -> Tensor:
             return x.view(self.scenario.grid.replicas, -1, *x.shape[1:])[list(of)].flatten(0, 1)
 
+        def seed(out: Tensor) -> tuple[Tensor, Tensor | None]:
+            if stage < len(self._stages) - 1:
+                assert received is not None
+                return out, received[list(of)].flatten(0, 1)
+            assert self._labels is not None
+            excluded = self._excluded()
+            loss = rank_loss(out, rows(self._labels), [excluded[r] for r in of])
+            return loss * len(of), None
+
         forward = direction == "activation"
-        fed = rows(self._fed[stage]).requires_grad_(not forward)
-        with torch.set_grad_enabled(not forward):
-            with self._autocast():
-                out: Tensor = self._stages[stage](fed)
-            if not forward:
-                if stage == len(self._stages) - 1:
-                    assert self._labels is not None
-                    excluded = self._excluded()
-                    loss = rank_loss(out, rows(self._labels), [excluded[r] for r in of])
-                    (out,) = torch.autograd.grad(loss * len(of), fed)
-                else:
-                    assert received is not None
-                    (out,) = torch.autograd.grad(out, fed, received[list(of)].flatten(0, 1))
-        return out.view(len(of), -1, *out.shape[1:])
+        return Work(
+            stage=self._stages[stage],
+            fed=rows(self._fed[stage]).requires_grad_(not forward),
+            replicas=len(of),
+            autocast=self._autocast,
+            seed=None if forward else seed,
+        )
 
     def resync(self, step: int) -> list[tuple[int, float]]:
         """Replace copies of blocks that have drifted; return stages and relative distances."""
         return [] if self._copies is None else self._copies.resync(step)
 
-    def inject(self, step: int) -> None:
-        """Let attackers change the weights of their stages after a step."""
-        if not isinstance(self._exchange, LiveExchange):
+    def inject(self) -> None:
+        """Let attackers change the weights that they hold after a step."""
+        exchange = self._exchange
+        if exchange is None:
             return
-        tamperer = self._exchange.tamperer
-        for index in tamperer.inject_stages:
+        replicas = self.scenario.grid.replicas
+        some = exchange.tamperer.inject_stages if isinstance(exchange, LiveExchange) else []
+        for index in range(len(self._stages)) if exchange.weighs else some:
             before = flat(trainable(self._stages[index]))
-            after = tamperer.inject(index, step, before, partial(self._private, index))
+            after = exchange.hold(index, before, replicas, partial(self._private, index))
             if after is not before:
                 set_weights(self._stages[index], after)
 
@@ -229,6 +263,11 @@ class Trainer:
         return int(self.model.config.vocab_size)
 
     @property
+    def bytes_of_stages(self) -> list[int]:
+        """Return the bytes of the weights of each stage."""
+        return [sum(p.nbytes for p in stage.parameters()) for stage in self._stages]
+
+    @property
     def signal_shape(self) -> tuple[int, int, int]:
         """Return batch, tokens and hidden of one worker's signal."""
         train = self.scenario.train
@@ -239,7 +278,7 @@ class Trainer:
         """True if a defense runs: it also drops a step whose gradients are not finite."""
         return isinstance(self._exchange, LiveExchange) and not self._exchange.inspector.passive
 
-    def _forward_backward(self, step: int, inputs: Tensor, targets: Tensor) -> Pass:
+    def _forward_backward(self, inputs: Tensor, targets: Tensor) -> Pass:
         """Do one pass; an alarm in its forward part can save the backward one."""
         replicas = self.scenario.grid.replicas
         taint = torch.zeros(replicas, device=inputs.device, requires_grad=True)
@@ -272,7 +311,7 @@ class Trainer:
         if excluded != early:
             self._redo_late(fed, targets, excluded)
             self._exclude_copies(excluded)
-        self._combine(step, fed, targets, excluded)
+        self._combine(fed, targets, excluded)
         left_out = sum(excluded)
         if 0 < left_out < replicas:
             for parameter in self._parameters:
@@ -337,19 +376,22 @@ class Trainer:
             for parameter, value in zip(parameters, fresh, strict=True):
                 parameter.grad = value
 
-    def _combine(self, step: int, fed: list[Tensor], targets: Tensor, excluded: list[bool]) -> None:
+    def _combine(self, fed: list[Tensor], targets: Tensor, excluded: list[bool]) -> None:
         """Let attackers contribute to the weight gradients, and a robust rule replace their mean.
 
-        The mean is there already: what an attacker sends beside its honest gradient is added to it.
-        Only a robust rule needs the gradients of all replicas; those left out are NaN to it.
+        The mean is there already: what an attacker sends beside its honest gradient is added to it,
+        and what is dropped is taken out. Only a robust rule needs the gradients of all replicas;
+        those left out are NaN to it.
         """
-        if not isinstance(self._exchange, LiveExchange) or all(excluded):
+        exchange, replicas = self._exchange, len(excluded)
+        if exchange is None or all(excluded):
             return
-        tamperer, replicas = self._exchange.tamperer, len(excluded)
-        kept = [r for r in range(replicas) if not excluded[r]]
-        robust = self._aggregator is not None
-        for index in range(len(self._stages)) if robust else tamperer.update_stages:
-            if index in self._exchange.recovery.still:
+        live = isinstance(exchange, LiveExchange)
+        some = exchange.tamperer.update_stages if isinstance(exchange, LiveExchange) else []
+        still = exchange.recovery.still if isinstance(exchange, LiveExchange) else frozenset()
+        robust = live and self._aggregator is not None
+        for index in range(len(self._stages)) if robust or exchange.weighs else some:
+            if index in still:
                 continue
             last = index == len(self._stages) - 1
             work = StageWork(
@@ -361,18 +403,52 @@ class Trainer:
                 autocast=self._autocast(),
                 vocabulary=self.vocabulary,
             )
-            sent = tamperer.contribute(index, step, excluded, work)
-            if self._aggregator is None:
-                for replica, contribution in sent.items():
-                    added = (contribution - work.gradient(replica)) / replicas
-                    add_to_gradients(self._stages[index], added)
-                continue
-            given = {r: sent[r] if r in sent else work.gradient(r) for r in kept}
-            missing = torch.full_like(given[kept[0]], torch.nan)
-            rows = torch.stack([given.get(r, missing) for r in range(replicas)])
-            share = len(kept) / replicas  # the sum over all, as the mean has it so far
-            combined = self._aggregator(rows, self.scenario.attackers_per_stage)
-            set_gradients(self._stages[index], combined * share)
+            given = exchange.contribute(index, excluded, work)
+            if robust:
+                self._robust_mean(index, excluded, given, work)
+            else:
+                self._correct_mean(index, excluded, given, work)
+
+    def _correct_mean(
+        self, index: int, excluded: list[bool], given: Contributed, work: StageWork
+    ) -> None:
+        """Put what attackers contribute into the mean of a stage, and take out what is dropped."""
+        stage, replicas = self._stages[index], len(excluded)
+        for replica, contribution in given.sent.items():
+            if not given.dropped[replica]:
+                add_to_gradients(stage, (contribution - work.gradient(replica)) / replicas)
+        dropped = [r for r in range(replicas) if given.dropped[r]]
+        if not dropped:
+            return
+        kept = replicas - sum(excluded)
+        for replica in dropped:
+            add_to_gradients(stage, -work.gradient(replica) / replicas)
+        scale = kept / (kept - len(dropped)) if kept > len(dropped) else 0.0
+        for parameter in trainable(stage):
+            if parameter.grad is not None:
+                parameter.grad *= scale
+
+    def _robust_mean(
+        self, index: int, excluded: list[bool], given: Contributed, work: StageWork
+    ) -> None:
+        """Replace the mean of a stage by a robust one."""
+        assert self._aggregator is not None
+        replicas = len(excluded)
+        out = [e or d for e, d in zip(excluded, given.dropped, strict=True)]
+        with aside():
+            rows = {
+                r: given.sent[r] if r in given.sent else work.gradient(r)
+                for r in range(replicas)
+                if not out[r]
+            }
+        if not rows:
+            self._stages[index].zero_grad(set_to_none=True)
+            return
+        missing = torch.full_like(next(iter(rows.values())), torch.nan)
+        stacked = torch.stack([rows.get(r, missing) for r in range(replicas)])
+        share = 1 - sum(excluded) / replicas  # the sum over all, as the mean has it so far
+        combined = self._aggregator(stacked, self.scenario.attackers_per_stage)
+        set_gradients(self._stages[index], combined * share)
 
     def _private(self, index: int, replica: int) -> PrivateModel:
         return PrivateModel(self._stages, index, replica, self._batches, self.vocabulary)

@@ -49,15 +49,27 @@ class StageWork:
     def gradient(self, replica: int) -> Tensor:
         """Return the weight gradients `[parameters]` of a replica's own mean loss."""
         if replica not in self._known:
-            if self.passed is None:
-                found = self.relabel(replica, self.targets[replica])
-            else:
-                with torch.enable_grad(), self.autocast:
-                    out = self.stages[0](self._rows(self.fed, replica))
-                own = self._rows(self.passed, replica) * self.replicas
-                found = flat(torch.autograd.grad(out, trainable(self.stages[0]), own))
-            self._known[replica] = found
+            self._known[replica] = self.recompute(replica)
         return self._known[replica]
+
+    def recompute(self, replica: int) -> Tensor:
+        """Compute these weight gradients, whether they are known or not."""
+        if self.passed is None:
+            return self.relabel(replica, self.targets[replica])
+        with torch.enable_grad(), self.autocast:
+            out = self.stages[0](self._rows(self.fed, replica))
+        own = self._rows(self.passed, replica) * self.replicas
+        return flat(torch.autograd.grad(out, trainable(self.stages[0]), own))
+
+    @torch.no_grad()
+    def losses(self) -> Tensor | None:
+        """Return the mean loss of each replica, `[replicas]`; None before the last stage."""
+        if self.passed is not None:
+            return None
+        with self.autocast:
+            out = self.stages[0](self.fed)
+        losses = F.cross_entropy(out.float().flatten(0, 1), self.labels.flatten(), reduction="none")
+        return losses.view(self.replicas, -1).mean(1)
 
     def relabel(self, replica: int, targets: Tensor) -> Tensor:
         """Return the weight gradients of a replica's mean loss on other targets."""

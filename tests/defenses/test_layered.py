@@ -123,8 +123,8 @@ def test_statistics_carry_the_name_of_their_detector() -> None:
 
 def test_detectors_of_one_name_are_told_apart() -> None:
     defense = layered("coherence", "spy-ones", "coherence:window=20", "coherence:window=30")
-    assert list(defense.detectors) == ["coherence", "spy-ones", "coherence-2", "coherence-3"]
-    windows = [d.params.window for n, d in defense.detectors.items() if n != "spy-ones"]
+    assert list(defense.panel.detectors) == ["coherence", "spy-ones", "coherence-2", "coherence-3"]
+    windows = [d.params.window for n, d in defense.panel.detectors.items() if n != "spy-ones"]
     assert windows == [50, 20, 30]
 
 
@@ -135,7 +135,7 @@ def test_all_detectors_live_through_every_step() -> None:
     defense.check(given)
     defense.learn(given, clean)
     defense.end_step(7)
-    for detector in defense.detectors.values():
+    for detector in defense.panel.detectors.values():
         assert isinstance(detector, Spy)
         assert [call[0] for call in detector.calls] == ["start", "check", "learn", "end"]
         assert detector.calls[0][1] is setup
@@ -149,7 +149,7 @@ def test_only_those_see_what_was_received_that_would_see_it_alone() -> None:
     defense.check(given)
     defense.learn(given, given.active)
     for name, sees in (("spy-zeros", False), ("spy-ones", True), ("spy-twos", False)):
-        spy = defense.detectors[name]
+        spy = defense.panel.detectors[name]
         assert isinstance(spy, Spy)
         for call in spy.calls:
             assert (call[1].received is not None) == sees
@@ -166,7 +166,7 @@ def test_a_preview_is_what_those_say_that_offer_one() -> None:
 
 def test_the_response_is_that_of_layered_for_all() -> None:
     defense = three(severity=7.0, quarantine=True)
-    for detector in defense.detectors.values():
+    for detector in defense.panel.detectors.values():
         assert detector.params.severity == 7.0
         assert detector.params.quarantine
 
@@ -226,13 +226,13 @@ def test_layers_can_be_nested() -> None:
     verdict = defense.check(signals())
     assert verdict.flagged.tolist() == [True, True, True, False]
     assert "layered.spy-twos.value" in verdict.statistics
-    deep = defense.detectors["layered"]
+    deep = defense.panel.detectors["layered"]
     assert isinstance(deep, Layered)
-    assert deep.detectors["spy-twos"].params.severity == 9.0
+    assert deep.panel.detectors["spy-twos"].params.severity == 9.0
 
 
 def test_coherence_and_surrogate_watch_by_default() -> None:
-    assert list(registry.defenses.create(Component(name="layered")).detectors) == [  # type: ignore[attr-defined]
+    assert list(registry.defenses.create(Component(name="layered")).panel.detectors) == [  # type: ignore[attr-defined]
         "coherence",
         "surrogate",
     ]

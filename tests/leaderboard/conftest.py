@@ -40,7 +40,10 @@ def age() -> Callable[[Path], None]:
     def strip(path: Path) -> None:
         content = json.loads(path.read_text())
         del content["cell"]["knowledge"]
-        for name in ("harm_weighted_recall", "attack_success_rate", "attack_success_base"):
+        for name in (
+            *("harm_weighted_recall", "attack_success_rate", "attack_success_base"),
+            *("extra_flops", "extra_bytes"),
+        ):
             del content["scores"][name]
         path.write_text(json.dumps(content))
 
@@ -67,6 +70,7 @@ def save(tmp_path: Path) -> Save:
         content = make(attack, defense, seed, mode, track, steps)
         valid = dict.fromkeys(METRICS, 1.0) | {"outcome": "defended", "reason": None}
         valid |= {"diverged": False, "attack_success_rate": None, "attack_success_base": None}
+        valid |= {"extra_flops": None, "extra_bytes": None}
         content["scores"] = valid | scores
         if knowledge is not None:
             content["cell"]["knowledge"] = knowledge

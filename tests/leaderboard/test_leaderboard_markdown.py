@@ -101,6 +101,35 @@ def test_each_defense_says_what_damage_it_finds_and_what_passes(save: Any, tmp_p
     )
 
 
+def test_each_defense_says_what_it_costs_where_results_do(save: Any, tmp_path: Path) -> None:
+    free = {"extra_flops": 0.0, "extra_bytes": 0.0, "state_bytes": 0.0}
+    save("n", "none", "none", **free)
+    save("a", "zero", extra_flops=0.02, extra_bytes=1000.0, state_bytes=4096.0)
+    save("b", "sign", extra_flops=0.03, extra_bytes=3000.0, state_bytes=4096.0)
+    save("c", "tilt")  # of an older version
+    save("d", "zero", "coherence")
+    (path,) = build([tmp_path], tmp_path / "out")
+    lines = path.read_text().splitlines()
+    sentinel = lines[lines.index("## Defense: sentinel") :]
+    # The means over the results that say it: 2.5 %, 2000 bytes.
+    assert sentinel[4] == (
+        "Cost: +2.50 % floating-point operations, 2,000 bytes a step, 4,096 bytes of state."
+    )
+    assert [line[:12] for line in lines if line.startswith("Cost:")] == [
+        "Cost: +0.00 ",
+        sentinel[4][:12],
+    ]
+
+
+def test_a_cost_belongs_to_its_setting(save: Any, tmp_path: Path) -> None:
+    for number, steps in enumerate((350, 200)):
+        save(f"a{number}", "zero", steps=steps, extra_flops=1.0 + number, extra_bytes=5.0)
+    (path,) = build([tmp_path], tmp_path / "out")
+    found = [line for line in path.read_text().splitlines() if "Cost: +" in line]
+    assert {line[:6] for line in found} == {"\\[1\\] ", "\\[2\\] "}
+    assert sorted(line[6:19] for line in found) == ["Cost: +100.00", "Cost: +200.00"]
+
+
 def test_of_two_settings_each_has_a_line_of_its_own(save: Any, tmp_path: Path) -> None:
     for number, steps in enumerate((350, 200)):
         save(f"a{number}", "zero", "none", steps=steps, undetected_damage=0.0)

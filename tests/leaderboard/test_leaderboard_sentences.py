@@ -133,6 +133,19 @@ def test_a_defense_is_shown_over_all_attacks_and_by_mode(save: Any, tmp_path: Pa
     ]
 
 
+def test_a_defense_says_what_it_costs(save: Any, tmp_path: Path) -> None:
+    price = {"extra_flops": 0.0201, "extra_bytes": 12345.0, "state_bytes": 64.0}
+    save("a", "zero", "sentinel", **price)
+    save("b", "zero", "sentinel:k=3", **price | {"extra_flops": 1.0})
+    save("c", "zero", "coherence")
+    words = "floating-point operations, 12,345 bytes a step, 64 bytes of state"
+    assert [line for line in defended(tmp_path, "sentinel") if "cost" in line] == [
+        f"core: cost +2.01 % {words}",
+        f"core, k=3: cost +100.00 % {words}",
+    ]
+    assert not [line for line in defended(tmp_path, "coherence") if "cost" in line]
+
+
 def test_settings_found_for_a_track_are_said(save: Any, tmp_path: Path) -> None:
     path = save("a", "zero", "sentinel")
     path.write_text(path.read_text().replace('"tuned": {}', '"tuned": {"quarantine": true}'))

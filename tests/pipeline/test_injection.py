@@ -40,13 +40,14 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
     seen: list[Change] = []
     inject = Trainer.inject
 
-    def spy(self: Trainer, step: int) -> None:
+    def spy(self: Trainer) -> None:
         before = {n: p.detach().clone() for n, p in self.model.named_parameters()}
-        inject(self, step)
+        inject(self)
         after = dict(self.model.named_parameters())
         moved = {n: after[n].detach() - b for n, b in before.items() if not after[n].equal(b)}
         if moved:
-            seen.append((step, moved))
+            assert self._exchange is not None
+            seen.append((self._exchange.step, moved))
 
     monkeypatch.setattr(Trainer, "inject", spy)
     return seen
@@ -128,7 +129,7 @@ def test_what_is_injected_reaches_its_own_stage_alone(
     assert moved.keys() == stage_names(lab, stage, **grid)
 
 
-def test_attackers_of_one_stage_build_on_each_other(lab: Lab, changes: list[Change]) -> None:
+def test_what_attackers_of_one_stage_add_adds_up(lab: Lab, changes: list[Change]) -> None:
     grid = {**STILL, **only(1, 4), "grid__replicas": 5, "threat__fraction": 0.4}
     grid |= {"threat__schedule": "at-once", "train__steps": 3}
     lab.run("implant:what=add", "none", **grid)
