@@ -10,6 +10,7 @@ DEFENSES = {
     "coherence": "sentinel_bench.defenses.coherence:Coherence",
     "surrogate": "sentinel_bench.defenses.surrogate:Surrogate",
     "cross-replica": "sentinel_bench.defenses.replicas:CrossReplica",
+    "dispersion": "sentinel_bench.defenses.dispersion:Dispersion",
     "layered": "sentinel_bench.defenses.layered:Layered",
     "cascade": "sentinel_bench.defenses.cascade:Cascade",
     "duplicate-work": "sentinel_bench.defenses.recompute:DuplicateWork",

@@ -28,14 +28,22 @@ class CascadeParams(ProofParams):
     quarantine: bool = Field(True, description="a tainted rank has no part in any weight gradient")
     screens: tuple[Detector, ...] = Field(
         (
-            Component(name="coherence", params={"mads": 5.0}),
-            Component(name="surrogate", params={"mads": 5.0}),
+            Component(name="coherence", params={"mads": 5.0, "tokens": 64}),
+            Component(name="surrogate", params={"mads": 5.0, "tokens": 64}),
         ),
         description="detectors whose flags are recomputed; name, or name:key=value in quotes",
     )
-    q: float = Field(0.02, ge=0, le=1, description="share of all signals that are recomputed")
-    q_updates: float = Field(
-        0.05, ge=0, le=1, description="share of all weight gradients that are recomputed"
+    screened: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of the boundaries, drawn anew in each step, where screens look",
+    )
+    q: float = Field(
+        0.04,
+        ge=0,
+        le=1,
+        description="share of the stages, drawn in each step, whose work is all done again",
     )
     digests: bool = Field(
         True, description="compare digests of the weights of all workers after each step"
@@ -43,7 +51,7 @@ class CascadeParams(ProofParams):
 
 
 class Cascade(Proof[CascadeParams]):
-    """Recomputes what a screen flags, and a random share of all else; a mismatch bans at once.
+    """Recomputes what a screen flags, and all work of a few at random; a mismatch bans at once.
 
     The screens learn from what was not proven wrong. The verifier needs what each worker received,
     which passes through it anyhow, and the weights of the stages whose signals it recomputes.
@@ -52,15 +60,15 @@ class Cascade(Proof[CascadeParams]):
     name = "cascade"
     goal = "ban all who lie and nobody else, for little more than the price of cheap statistics"
     formula = (
-        "recomputed: flagged by a screen, or with probability q; banned: |x - x'| > rtol max(|x|,"
-        " |x'|); the same for weight gradients with q_updates, and for digests of all weights"
+        "recomputed: signals flagged by a screen, and with probability q all work of a stage in a"
+        " step; banned: |x - x'| > rtol max(|x|, |x'|), and likewise for digests of all weights"
     )
     source = "ours"
     learns = True
     blind_to: ClassVar[str] = (
-        "a lie inside of all fences until it is drawn (after n lies with probability"
-        " 1 - (1 - q)^n), a weight gradient likewise, changes below rtol, workers who give a stage"
-        " other data than they should, and verifiers that lie"
+        "a lie inside of all fences, or in a weight gradient, until it is drawn (within n steps"
+        " with probability 1 - (1 - q)^n); changes below rtol; workers who feed other data into the"
+        " first stage than they should; and verifiers that lie"
     )
     Params = CascadeParams
 
@@ -68,7 +76,7 @@ class Cascade(Proof[CascadeParams]):
         super().__init__(params)
         self.screens = Panel(params.screens, params)
         self.needs_received = self.screens.any("needs_received")
-        self.needs_updates = bool(params.q_updates) or params.digests
+        self.needs_updates = params.q > 0 or params.digests
 
     @classmethod
     def wraps(cls, params: CascadeParams) -> Sequence[Component]:
@@ -78,16 +86,21 @@ class Cascade(Proof[CascadeParams]):
     def start(self, setup: Setup) -> None:
         """Start the screens."""
         super().start(setup)
+        self._sent: dict[tuple[int, str], Tensor] = {}
+        self._looked = False
         self.screens.start(setup)
 
     def check(self, signals: Signals) -> Verdict:
         """Recompute what is flagged or drawn, and compare; without the means the screens decide."""
+        self._looked = signals.again is None or self._random.random() < self.params.screened
+        self._sent[signals.stage, signals.direction] = signals.sent
+        if not self._looked:
+            return self.verdict(signals, {})
         screened = self.screens.check(signals)
         if signals.again is None:
             return screened
         suspects = (screened.flagged & signals.active).tolist()
-        drawn = set(self.draw(signals.active, self.params.q))
-        rows = [r for r, suspect in enumerate(suspects) if suspect or r in drawn]
+        rows = [r for r, suspect in enumerate(suspects) if suspect]
         if not rows:
             return self.verdict(signals, {})
         apart = distance(signals.sent[rows], signals.again.recompute(rows)).tolist()
@@ -102,20 +115,33 @@ class Cascade(Proof[CascadeParams]):
         return self.screens.preview(signals)
 
     def learn(self, signals: Signals, clean: Tensor) -> None:
-        """Let the screens learn."""
-        self.screens.learn(signals, clean)
+        """Let the screens learn what they looked at."""
+        if self._looked:
+            self.screens.learn(signals, clean)
 
     def check_updates(self, updates: Updates) -> Verdict:
-        """Recompute the weight gradients that are drawn; compare digests of all weights."""
-        if updates.kind == "gradient":
-            return self.audit_updates(updates, self.params.q_updates)
-        return self.attest(updates) if self.params.digests else self.clear(updates)
-
-    def learn_updates(self, updates: Updates, clean: Tensor) -> None:
-        """Keep nothing."""
+        """Do the step of a stage that is drawn again; compare digests of all weights."""
+        if updates.kind == "weights":
+            return self.attest(updates) if self.params.digests else self.clear(updates)
+        if self._random.random() >= self.params.q or not updates.active.any():
+            return self.clear(updates)
+        counted, mean = updates.work.mean()
+        truth = updates.work.redo(counted)
+        active = [(i, r) for i, r in enumerate(counted) if updates.active[r]]
+        rows = [r for _, r in active]
+        parts = {}
+        for direction, expected in (("activation", truth.activation), ("gradient", truth.gradient)):
+            sent = self._sent.get((updates.stage, direction))
+            if sent is not None and expected is not None:
+                parts[direction] = (sent[rows], expected[[i for i, _ in active]])
+        apart = float(distance(mean[None], truth.update[None]))
+        if apart * len(counted) > self._tolerance(mean):  # whose is it?
+            parts["update"] = (updates.work.sent(rows), updates.work.recompute(rows))
+        return self.compared(updates, rows, parts)
 
     def end_step(self, step: int) -> None:
-        """Close the step of the screens."""
+        """Close the step of the screens, and forget what was sent."""
+        self._sent.clear()
         self.screens.end_step(step)
 
     def state_bytes(self) -> int:

@@ -8,11 +8,11 @@ stage, whatever their data. Blind to a lie that keeps both, like a mirrored cont
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from sentinel_bench.api import Signals
+from sentinel_bench.api import Setup, Signals
 from sentinel_bench.defenses.fenced import Fenced, FencedParams, ResidualFloor
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ class CoherenceParams(FencedParams):
     floor: ResidualFloor = Field(
         ResidualFloor(), description="least half width for cosine and for ratio"
     )
+    tokens: int | None = Field(
+        None, ge=1, description="of each replica that are compared in a step; default: all"
+    )
+    seed: int = Field(0, ge=0, description="of the drawing of tokens")
 
 
 class Coherence(Fenced[CoherenceParams]):
@@ -43,6 +47,12 @@ class Coherence(Fenced[CoherenceParams]):
         "each outside median +- max(mads * 1.4826 MAD, floor)"
     )
     source = "ours"
+    blind_to: ClassVar[str] = (
+        "lies that keep the angle and the size against what was received, like a mirrored"
+        " contribution (`mirror`), lies inside of both fences, the activations of the first stage"
+        " and the gradients of the last, which received nothing, and attacks on weight gradients or"
+        " weights, which are no signals"
+    )
     Params = CoherenceParams
     needs_received = True
     statistics = ("cosine", "ratio")
@@ -50,6 +60,13 @@ class Coherence(Fenced[CoherenceParams]):
     def floors(self) -> Mapping[str, float]:
         """Return the floors of the parameters."""
         return self.params.floor.model_dump()
+
+    def start(self, setup: Setup) -> None:
+        """Make the fences."""
+        super().start(setup)
+        from sentinel_bench.defenses.tokens import TokenSample
+
+        self._sample = TokenSample(self.params.seed)
 
     def measure(self, signals: Signals) -> Tensor | None:
         """Return cosine and log norm ratio, `[2, replicas]`."""
@@ -59,7 +76,7 @@ class Coherence(Fenced[CoherenceParams]):
 
         from sentinel_bench.defenses.tokens import cosine, dots, log_ratio, norms
 
-        sent, received = signals.sent.float(), signals.received.float()
+        sent, received = self._sample(signals, self.params.tokens)
         s, r = norms(sent), norms(received)
         both = torch.stack([cosine(dots(sent, received), s, r), log_ratio(s, r)])
-        return both.flatten(2).mean(2)
+        return both.mean(2)

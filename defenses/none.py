@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from sentinel_bench.api import Defense, ResponseParams, Signals, Verdict
 
 
@@ -12,6 +14,7 @@ class NoDefense(Defense[ResponseParams]):
     goal = "nothing: shows what an attack costs when nobody looks"
     formula = "flag nobody"
     source = "baseline"
+    blind_to: ClassVar[str] = "any attack: nothing is looked at"
     passive = True
 
     def check(self, signals: Signals) -> Verdict:

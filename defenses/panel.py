@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import chain, count
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer
@@ -121,8 +122,8 @@ class Panel:
 
     def _unused(self, name: str) -> str:
         """Return `name`, or `name-2` and so on if there are several of them."""
-        count = 1 + sum(known.rpartition("-")[0] == name for known in self.detectors)
-        return f"{name}-{count + 1}" if name in self.detectors else name
+        names = chain([name], (f"{name}-{n}" for n in count(2)))
+        return next(n for n in names if n not in self.detectors)
 
 
 class _Merged(Mapping[str, "tuple[Tensor, float, float]"]):
@@ -153,5 +154,9 @@ def _merge(verdicts: Mapping[str, Verdict], active: Tensor) -> Verdict:
 
 
 def _shown(detector: Defense[Any], signals: Signals) -> Signals:
-    """Return what a detector is given: as alone, `received` only if it asks for it."""
-    return signals if detector.needs_received else replace(signals, received=None)
+    """Return what a detector is given: as alone, what it asks for and no more."""
+    return replace(
+        signals,
+        received=signals.received if detector.needs_received else None,
+        again=signals.again if detector.needs_again else None,
+    )

@@ -7,6 +7,7 @@ by rounding alone, however much the data moves. So a lie bans at once, and there
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -46,7 +47,7 @@ class Proof(Defense[P]):
 
     def start(self, setup: Setup) -> None:
         """Seed what is drawn."""
-        self._random = Random(self.params.seed)
+        self._random = Random(f"{self.params.seed}/{setup.seed}")
         self._onto: dict[int, Tensor] = {}  # stage to what its weights are projected on
 
     def state_bytes(self) -> int:
@@ -69,7 +70,26 @@ class Proof(Defense[P]):
         if not drawn:
             return self.clear(updates)
         sent, truth = updates.work.sent(drawn), updates.work.recompute(drawn)
-        return self._updates_off(updates, drawn, distance(sent, truth), self._tolerance(sent))
+        return self.compared(updates, drawn, {"update": (sent, truth)})
+
+    def compared(
+        self, updates: Updates, drawn: Sequence[int], parts: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> Verdict:
+        """Return who of those drawn is flagged.
+
+        Args:
+            updates: what was checked.
+            drawn: n replicas.
+            parts: name to what they sent and what they should have sent, `[n, ...]` each.
+        """
+        found = {}
+        for name, (sent, truth) in parts.items():
+            apart = distance(sent, truth).tolist()
+            found[f"{name} mismatch"] = (
+                dict(zip(drawn, apart, strict=True)),
+                self._tolerance(sent),
+            )
+        return self._flag(updates.active, found)
 
     def attest(self, updates: Updates) -> Verdict:
         """Compare a random projection of the weights of every worker with the true one.
@@ -87,26 +107,18 @@ class Proof(Defense[P]):
         truth = updates.work.recompute(rows[:1])[0].float()
         if updates.stage not in self._onto:
             generator = torch.Generator().manual_seed(self._random.getrandbits(63))
-            drawn = torch.randn(len(truth), 1, generator=generator)
+            drawn = torch.randn(1, len(truth), generator=generator)
             self._onto[updates.stage] = drawn.to(truth.device)
         onto = self._onto[updates.stage]
-        apart = (updates.work.project(rows, onto) - truth @ onto).abs().flatten()
-        relative = (apart / truth.norm().clamp_min(TINY)).nan_to_num(2.0, 2.0)
-        return self._updates_off(updates, rows, relative, self._tolerance(truth))
+        apart = (updates.work.project(rows, onto) - onto @ truth).abs().flatten().double()
+        relative = (apart / truth.norm().double().clamp_min(TINY)).nan_to_num(2.0, 2.0)
+        values = dict(zip(rows, relative.tolist(), strict=True))
+        return self._flag(updates.active, {"weights mismatch": (values, self._tolerance(truth))})
 
     def clear(self, updates: Updates) -> Verdict:
         """Return that nobody is flagged."""
         nobody = updates.active.new_zeros(updates.active.shape)
         return Verdict(nobody, nobody)
-
-    def _updates_off(
-        self, updates: Updates, rows: Sequence[int], apart: Tensor, limit: float
-    ) -> Verdict:
-        values = dict(zip(rows, apart.tolist(), strict=True))
-        found = [values.get(r, 0.0) for r in range(len(updates.active))]
-        flagged = updates.active.new_tensor([value > limit for value in found])
-        statistics = {f"{updates.kind} mismatch": (apart.new_tensor(found), -limit, limit)}
-        return Verdict(flagged, flagged & self.params.proof, None, statistics)
 
     def _tolerance(self, x: Tensor) -> float:
         p = self.params
@@ -123,17 +135,22 @@ class Proof(Defense[P]):
                 lies above is a lie. The others are at 0.
         """
         x = signals.sent
-        flagged = signals.active.new_zeros(signals.active.shape)
+        verdict = self._flag(signals.active, found)
+        clean = signals.active & ~verdict.flagged
+        if signals.direction == "activation" or not clean.any() or clean.all():
+            return verdict
+        return replace(verdict, reference=x[clean].double().mean(0).to(x.dtype))
+
+    def _flag(
+        self, active: Tensor, found: Mapping[str, tuple[Mapping[int, float], float]]
+    ) -> Verdict:
+        flagged = active.new_zeros(active.shape)
         statistics = {}
         for name, (values, limit) in found.items():
-            row = [values.get(replica, 0.0) for replica in range(len(x))]
+            row = [values.get(replica, 0.0) for replica in range(len(active))]
             flagged = flagged | flagged.new_tensor([value > limit for value in row])
-            statistics[name] = (x[:0].double().new_tensor(row), -limit, limit)
-        clean = signals.active & ~flagged
-        reference = None
-        if signals.direction == "gradient" and clean.any() and not clean.all():
-            reference = x[clean].double().mean(0).to(x.dtype)
-        return Verdict(flagged, flagged & self.params.proof, reference, statistics)
+            statistics[name] = (active.double().new_tensor(row), -limit, limit)
+        return Verdict(flagged, flagged & self.params.proof, None, statistics)
 
 
 class DuplicateWorkParams(ProofParams):

@@ -7,7 +7,7 @@ minority cannot move far, and needs no memory but that of the fences.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -55,6 +55,13 @@ class CrossReplica(Fenced[CrossReplicaParams]):
         "profile of the means and the rms; outside median +- max(mads * 1.4826 MAD, floor)"
     )
     source = "ours"
+    blind_to: ClassVar[str] = (
+        "lies that leave mean and spread of every channel as they are, like samples or tokens in"
+        " another order (`swap`, `token-shift`) and honest signals of another time or replica"
+        " (`delay`, `mimic`), lies inside of all fences, liars who are half of a stage, stages with"
+        " fewer than three replicas, and attacks on weight gradients or weights, which are no"
+        " signals"
+    )
     Params = CrossReplicaParams
     statistics = ("mean", "std", "profile", "norm")
 

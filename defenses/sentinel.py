@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -126,6 +126,12 @@ class Sentinel(Defense[SentinelParams]):
     goal = "flag what is far from the moving average of the clean signals at this boundary"
     formula = "any statistic Omega_i(x_t, m_{t-1}) with abs(Gamma - median) >= fence"
     source = "SENTINEL, arXiv 2603.03592, sections 4 and 5, Table 14"
+    blind_to: ClassVar[str] = (
+        "honest signals of another place, time or replica (`swap`, `token-shift`, `delay`, `mimic`:"
+        " missed, or found only while the honest are banned too), lies inside of all fences"
+        " (`fence-rider`), most lies about gradients that keep their size, and attacks on weight"
+        " gradients or weights, which are no signals"
+    )
     Params = SentinelParams
 
     def start(self, setup: Setup) -> None:
@@ -273,6 +279,12 @@ class Averaging(Sentinel):
     goal = "flag what is far from the instantaneous mean of the replicas"
     formula = "as sentinel, with the mean over active replicas of x_t in place of m_{t-1}"
     source = "SENTINEL, arXiv 2603.03592, Table 5 (beta = 0)"
+    blind_to: ClassVar[str] = (
+        "lies no further from the mean than the data move honest signals (among them those of"
+        " another place, time or replica), liars who together move the mean that all are compared"
+        " with, lies inside of all fences, and attacks on weight gradients or weights, which are no"
+        " signals"
+    )
 
     def _reference(self, signals: Signals) -> Tensor | None:
         if not signals.active.any():

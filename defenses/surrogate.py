@@ -7,7 +7,7 @@ is compared with its prediction: along it, `coherence` looks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -55,6 +55,12 @@ class Surrogate(Fenced[SurrogateParams]):
         "of both sides, orthogonal to r, outside median +- max(mads * 1.4826 MAD, floor)"
     )
     source = "ours"
+    blind_to: ClassVar[str] = (
+        "lies that change only what its linear model does not explain (`mirror-surrogate`), or only"
+        " the part along what was received, lies inside of both fences, the activations of the"
+        " first stage and the gradients of the last, which received nothing, and attacks on weight"
+        " gradients or weights, which are no signals"
+    )
     Params = SurrogateParams
     needs_received = True
     statistics = ("cosine", "ratio")
@@ -67,6 +73,7 @@ class Surrogate(Fenced[SurrogateParams]):
         """Make the fences, and an empty fit per stage and direction."""
         super().start(setup)
         from sentinel_bench.defenses.ridge import OnlineRidge
+        from sentinel_bench.defenses.tokens import TokenSample
 
         p, channels = self.params, 2 * setup.stages
         self._ridge: OnlineRidge = OnlineRidge(
@@ -74,7 +81,7 @@ class Surrogate(Fenced[SurrogateParams]):
         )
         self._rows: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._fitted: set[int] = set()
-        self._order: tuple[int, Tensor] | None = None
+        self._sample = TokenSample(self.params.seed)
 
     def measure(self, signals: Signals) -> Tensor | None:
         """Return cosine and log norm ratio of change and prediction, `[2, replicas]`."""
@@ -118,25 +125,6 @@ class Surrogate(Fenced[SurrogateParams]):
     def state_bytes(self) -> int:
         """Return the bytes of the windows and of the fits."""
         return super().state_bytes() + self._ridge.state_bytes()
-
-    def _sample(self, signals: Signals, n: int) -> tuple[Tensor, Tensor]:
-        """Return what n tokens of this step were, `[replicas, n, hidden]` sent and received."""
-        assert signals.received is not None
-        sent, received = signals.sent.flatten(1, 2), signals.received.flatten(1, 2)
-        if n < sent.shape[1]:
-            places = self._draw(signals.step, sent)[:n]
-            sent, received = sent.index_select(1, places), received.index_select(1, places)
-        return sent.float(), received.float()
-
-    def _draw(self, step: int, like: Tensor) -> Tensor:
-        """Return the places of all tokens in the random order of this step, for every replica."""
-        if self._order is None or self._order[0] != step:
-            import torch
-
-            generator = torch.Generator().manual_seed(self.params.seed * 1_000_003 + step)
-            order = torch.randperm(like.shape[1], generator=generator)
-            self._order = step, order.to(like.device)
-        return self._order[1]
 
     def _channel(self, signals: Signals) -> int:
         return signals.stage * 2 + (signals.direction == "gradient")

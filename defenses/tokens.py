@@ -6,9 +6,13 @@ What overflows is NaN: a signal so large cannot be measured.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from sentinel_bench.api import Signals
 
 TINY = 1e-15
 """Norms below are taken for zero: their squares are at the end of float32."""
@@ -48,3 +52,32 @@ def across(norm: Tensor, along: Tensor) -> Tensor:
     A difference of squares: below a thousandth of `norm` it is rounding.
     """
     return torch.addcmul(norm.square(), along, along, value=-1).clamp_min_(0).sqrt_()
+
+
+class TokenSample:
+    """Draws the same random tokens of all replicas, anew in each step.
+
+    Args:
+        seed: of the drawing.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._order: tuple[int, Tensor] | None = None
+
+    def __call__(self, signals: Signals, n: int | None) -> tuple[Tensor, Tensor]:
+        """Return what n tokens were, `[replicas, n, hidden]` sent and received; None: all."""
+        assert signals.received is not None
+        sent, received = signals.sent.flatten(1, 2), signals.received.flatten(1, 2)
+        if n is not None and n < sent.shape[1]:
+            places = self._draw(signals.step, sent)[:n]
+            sent, received = sent.index_select(1, places), received.index_select(1, places)
+        return sent.float(), received.float()
+
+    def _draw(self, step: int, like: Tensor) -> Tensor:
+        """Return the places of all tokens in the random order of this step, for every replica."""
+        if self._order is None or self._order[0] != step:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
+            order = torch.randperm(like.shape[1], generator=generator)
+            self._order = step, order.to(like.device)
+        return self._order[1]

@@ -355,6 +355,9 @@ class Setup:
     shape: tuple[int, int, int]
     """batch, tokens, hidden of one worker's signal"""
     device: str = "cpu"
+    seed: int = 0
+    """for what a verifier draws; differs from run to run with the seeds of model and data, while
+    attackers, which must not know it, depend on that of the threat"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,14 +462,38 @@ class Contributions(Protocol):
     def recompute(self, of: Sequence[int]) -> Tensor:
         """Return what they should hand in, computed by the verifier itself, `[n, parameters]`."""
 
+    def mean(self) -> tuple[list[int], Tensor]:
+        """Return the replicas whose gradients are averaged, and their mean `[parameters]`.
+
+        Costs nothing: it is what the stage is about to use. For gradients, not for weights.
+        """
+
+    def redo(self, of: Sequence[int]) -> Redone:
+        """Do all the work of n replicas in this step again, as one batch; for gradients only."""
+
     def project(self, of: Sequence[int], onto: Tensor) -> Tensor:
         """Return inner products of what replicas `of` hand in with vectors: a cheap digest.
 
-        `onto` is `[parameters, k]`, in float32; the answer is `[n, k]`.
+        `onto` is `[k, parameters]`, in float32; the answer is `[n, k]`.
         """
 
     def losses(self) -> Tensor | None:
         """Return the mean loss of each replica, `[replicas]`; None before the last stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Redone:
+    """What n workers of a stage should have sent in a step, from what they received.
+
+    Attributes:
+        activation: `[n, batch, tokens, hidden]`; None at the last stage.
+        gradient: of each replica's own mean loss, `[n, batch, tokens, hidden]`; None at the first.
+        update: the mean of their weight gradients, `[parameters]`.
+    """
+
+    activation: Tensor | None
+    gradient: Tensor | None
+    update: Tensor
 
 
 @dataclass(frozen=True, slots=True)

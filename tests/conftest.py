@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sentinel_bench import registry
-from sentinel_bench.api import Attack
+from sentinel_bench.api import Aggregator, Attack
 from sentinel_bench.config import Scenario, build, merge, set_dotted
 
 if TYPE_CHECKING:
@@ -77,7 +77,11 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def add(*plugins: type[Any]) -> None:
         for plugin in plugins:
-            reg = registry.attacks if issubclass(plugin, Attack) else registry.defenses
+            reg: registry.Registry[Any] = registry.defenses
+            if issubclass(plugin, Attack):
+                reg = registry.attacks
+            elif issubclass(plugin, Aggregator):
+                reg = registry.aggregators
             target = f"{plugin.__module__}:{plugin.__qualname__}"
             monkeypatch.setitem(reg._targets, plugin.name, target)
 

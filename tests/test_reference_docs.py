@@ -14,12 +14,21 @@ import pytest
 from pydantic import Field
 
 from sentinel_bench import reference
-from sentinel_bench.api import Attack, AttackContext, Defense, Knowledge, ResponseParams
+from sentinel_bench.aggregators import AGGREGATORS
+from sentinel_bench.api import (
+    Aggregator,
+    AggregatorParams,
+    Attack,
+    AttackContext,
+    Defense,
+    Knowledge,
+    ResponseParams,
+)
 from sentinel_bench.attacks import ATTACKS
 from sentinel_bench.cli import main
-from sentinel_bench.config import Component, Frozen
+from sentinel_bench.config import Cell, Component, Frozen, Scenario
 from sentinel_bench.defenses import DEFENSES
-from sentinel_bench.errors import ConfigError, RunError
+from sentinel_bench.errors import ConfigError, PluginError, RunError
 from sentinel_bench.leaderboard import measured, summarize
 
 ROOT = Path(__file__).parents[1]
@@ -76,11 +85,22 @@ class Blind(Defense[ResponseParams]):
     blind_to: ClassVar[str] = f"everything; {LONG}"
 
 
+class Picky(Aggregator[AggregatorParams]):
+    """Takes the first row."""
+
+    name: ClassVar[str] = "picky"
+    goal = formula = source = "test"
+
+    def requires(self, n: int, f: int) -> str | None:
+        return self.condition("n > 8f", 8 * f + 1, n, f)
+
+
 @pytest.fixture
 def few(plug: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The built-in plugins are these two."""
-    plug(Needy, Blind)
-    monkeypatch.setattr(reference, "_BUILTINS", {"attack": ["needy"], "defense": ["blind"]})
+    """The built-in plugins are these three."""
+    plug(Needy, Blind, Picky)
+    names = {"attack": ["needy"], "defense": ["blind"], "aggregator": ["picky"]}
+    monkeypatch.setattr(reference, "_BUILTINS", names)
 
 
 @pytest.fixture
@@ -128,9 +148,11 @@ def test_the_committed_pages_are_what_docs_build_writes() -> None:
 def test_every_built_in_plugin_has_a_page_and_a_line_in_the_index_and_no_other_has(
     plug: Callable[..., None], tmp_path: Path
 ) -> None:
-    plug(Needy, Blind)
+    plug(Needy, Blind, Picky)
     texts = reference.pages(tmp_path)
-    for kind, names in (("attacks", ATTACKS), ("defenses", DEFENSES)):
+    kinds = {"attacks": ATTACKS, "defenses": DEFENSES, "aggregators": AGGREGATORS}
+    assert {path.partition("/")[0] for path in texts} == {*kinds}
+    for kind, names in kinds.items():
         pages = {path for path in texts if path.startswith(kind)}
         assert pages == {f"{kind}/{name}.md" for name in (*names, "README")}
         index = texts[f"{kind}/README.md"].splitlines()
@@ -211,6 +233,116 @@ everything; {LONG}
     assert text.endswith("## Measured\n\nNot measured yet.\n")
 
 
+def test_a_page_of_an_aggregator_by_hand(few: None, tmp_path: Path) -> None:
+    assert reference.pages(tmp_path)["aggregators/picky.md"] == (
+        f"""\
+# picky
+
+{reference.MARK}
+
+Takes the first row.
+
+* Goal: test
+* Formula: `test`
+* Condition: n &gt; 8f: 9 rows for f = 1
+* Source: test
+
+## Parameters
+
+| name | default | allowed | description |
+| :-- | :-- | :-- | :-- |
+| `f` | `null` | integer &gt;= 0 or null | faulty rows to withstand; default: what the \
+harness says |
+| `strict` | `true` | boolean | refuse numbers of rows that the rule is not proven for |
+
+## Use
+
+    sentinel-bench run --attack update-sign-flip --defense none --aggregator picky
+
+## Measured
+
+Not measured yet.
+"""
+    )
+
+
+def test_an_index_holds_what_tells_the_plugins_of_a_kind_apart(few: None, tmp_path: Path) -> None:
+    pages = reference.pages(tmp_path)
+    heads = {kind: pages[f"{kind}/README.md"].splitlines()[4] for kind in ("attacks", "defenses")}
+    assert heads["attacks"] == "| name | goal | knowledge | source |"
+    assert heads["defenses"] == "| name | goal | source |"
+    assert pages["aggregators/README.md"].splitlines()[4:] == [
+        "| name | goal | condition | source |",
+        "| :-- | :-- | :-- | :-- |",
+        "| [picky](picky.md) | test | n &gt; 8f: 9 rows for f = 1 | test |",
+    ]
+
+
+class Undemanding(Picky):
+    """Needs nothing."""
+
+    name = "undemanding"
+
+    def requires(self, n: int, f: int) -> str | None:
+        return None
+
+
+class Wordy(Picky):
+    """Says it in its own words."""
+
+    name = "wordy"
+
+    def requires(self, n: int, f: int) -> str | None:
+        return "rows, and plenty of them"
+
+
+class DepthParams(AggregatorParams):
+    depth: int
+
+
+class Deep(Picky):
+    """Needs a parameter."""
+
+    name = "deep"
+    Params = DepthParams
+
+
+class Mute(Picky):
+    """Cannot say what it needs."""
+
+    name = "mute"
+
+    def requires(self, n: int, f: int) -> str | None:
+        raise ValueError("no idea")
+
+
+def test_a_condition_is_what_the_rule_says_itself() -> None:
+    assert reference.condition(Picky) == "n > 8f: 9 rows for f = 1"
+    assert reference.condition(Undemanding) == "none"
+    assert reference.condition(Wordy) == "rows, and plenty of them"
+    assert reference.condition(Deep) == "depends on its parameters"
+    with pytest.raises(PluginError, match=r"aggregator 'mute' .* ValueError: no idea"):
+        reference.condition(Mute)
+
+
+@pytest.mark.parametrize("rule", ["mean", "krum"])
+def test_of_an_aggregator_is_told_what_was_measured_without_a_defense(
+    rule: str, tmp_path: Path
+) -> None:
+    none, robust = Component(name="none"), Component(name=rule)
+    cell = Cell(scenario=Scenario(), attack=none, defense=none, aggregator=robust)
+    save(tmp_path, "zeros", cell.protection)
+    save(tmp_path, "zeros", "sentinel + krum")
+    tracks = summarize([tmp_path])["tracks"]
+    lines = measured("defense", cell.protection, tracks, "sentinel")
+    pages = reference.pages(tmp_path)
+    assert lines
+    for name in ("mean", "krum", "median"):
+        text = pages[f"aggregators/{name}.md"]
+        found = text.partition("## Measured\n\n")[2].splitlines()
+        assert found == ([f"* {x}" for x in lines] if name == rule else ["Not measured yet."])
+
+
 def test_the_measured_lines_are_those_of_the_results(few: None, tmp_path: Path) -> None:
     save(tmp_path, "needy", "none")
     save(tmp_path, "needy", "blind")
@@ -229,7 +361,10 @@ def test_what_is_written_once_is_not_written_again(
 ) -> None:
     out, results = tmp_path / "docs", tmp_path / "results"
     results.mkdir()
-    names = ("attacks/README.md", "attacks/needy.md", "defenses/README.md", "defenses/blind.md")
+    names = [
+        *("attacks/README.md", "attacks/needy.md", "defenses/README.md", "defenses/blind.md"),
+        *("aggregators/README.md", "aggregators/picky.md"),
+    ]
     options = ("--out", out, "--results", results)
     status, lines = call(*options)
     assert (status, lines) == (0, [f"missing: {out / name}" for name in names])

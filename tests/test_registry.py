@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from sentinel_bench import registry
+from sentinel_bench.aggregators import AGGREGATORS
 from sentinel_bench.api import Attack, Defense, NoParams
 from sentinel_bench.attacks import ATTACKS
 from sentinel_bench.attacks.wrap import Wrapper
@@ -31,7 +32,11 @@ class {name}(Attack[NoParams]):
 """
 
 
-BUILT_IN = [("attacks", name) for name in ATTACKS] + [("defenses", name) for name in DEFENSES]
+BUILT_IN = [
+    *(("attacks", name) for name in ATTACKS),
+    *(("defenses", name) for name in DEFENSES),
+    *(("aggregators", name) for name in AGGREGATORS),
+]
 
 
 @pytest.mark.parametrize("kind, name", BUILT_IN)

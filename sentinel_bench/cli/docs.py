@@ -1,4 +1,4 @@
-"""`sentinel-bench docs`: a page for each built-in attack and defense."""
+"""`sentinel-bench docs`: a page for each built-in attack, defense and aggregator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 @click.group()
 def docs() -> None:
-    """The reference of attacks and defenses."""
+    """The reference of attacks, defenses and aggregators."""
 
 
 @docs.command()
@@ -20,7 +20,7 @@ def docs() -> None:
 )  # fmt: skip
 @click.option("--check", is_flag=True, help="write nothing; exit status 1 if anything differs")
 def build(out: Path, results: Path, check: bool) -> int:
-    """Write OUT/attacks/NAME.md and OUT/defenses/NAME.md from the classes and RESULTS.
+    """Write OUT/attacks/, OUT/defenses/ and OUT/aggregators/ from the classes and RESULTS.
 
     Prints what is changed; a page of a plugin that is gone is removed.
     """

@@ -1,22 +1,22 @@
-"""`sentinel-bench list` and `show`: what there is, and what each attack and defense does."""
+"""`sentinel-bench list` and `show`: what there is, and what each plugin does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.table import Table
 
 from sentinel_bench import registry, tracks
-from sentinel_bench.api import Attack, Plugin
+from sentinel_bench.api import Aggregator, Attack
 from sentinel_bench.cli import _output
 from sentinel_bench.data.corpora import CORPORA
 from sentinel_bench.errors import PluginError, RunError
 from sentinel_bench.models.presets import PRESETS
 from sentinel_bench.record import find_runs, read_config, read_result
-from sentinel_bench.reference import describe, knowledge
+from sentinel_bench.reference import REGISTRIES, Kind, condition, describe, knowledge
 
 Rows = list[dict[str, Any]]
 _RUN = ("track", "attack", "defense", "seed", "outcome", "f1", "validation_loss")
@@ -24,7 +24,10 @@ _RUN = ("track", "attack", "defense", "seed", "outcome", "f1", "validation_loss"
 
 @click.command("list")
 @click.argument(
-    "what", type=click.Choice(["attacks", "defenses", "models", "datasets", "runs", "tracks"])
+    "what",
+    type=click.Choice(
+        ["attacks", "defenses", "aggregators", "models", "datasets", "runs", "tracks"]
+    ),
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 @click.option(
@@ -32,10 +35,11 @@ _RUN = ("track", "attack", "defense", "seed", "outcome", "f1", "validation_loss"
     help="folder of the run folders, for 'list runs'",
 )  # fmt: skip
 def list_(what: str, as_json: bool, folder: Path) -> None:
-    """List attacks, defenses, models, datasets, runs or tracks."""
+    """List attacks, defenses, aggregators, models, datasets, runs or tracks."""
     sources: dict[str, Callable[[], Rows]] = {
         "attacks": lambda: _plugins(registry.attacks),
         "defenses": lambda: _plugins(registry.defenses),
+        "aggregators": lambda: _plugins(registry.aggregators),
         "models": _models,
         "datasets": _datasets,
         "tracks": _tracks,
@@ -57,15 +61,12 @@ def list_(what: str, as_json: bool, folder: Path) -> None:
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["attack", "defense"]))
+@click.argument("kind", type=click.Choice(get_args(Kind)))
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of text")
-def show(kind: str, name: str, as_json: bool) -> None:
-    """Show goal, formula, parameters with defaults, knowledge and source of a plugin."""
-    plugin: type[Plugin[Any]] = (
-        registry.attacks.get(name) if kind == "attack" else registry.defenses.get(name)
-    )
-    data = describe(plugin)
+def show(kind: Kind, name: str, as_json: bool) -> None:
+    """Show goal, formula, parameters with defaults, and what else a plugin says of itself."""
+    data = describe(REGISTRIES[kind].get(name))
     if as_json:
         _output.print_json(data)
         return
@@ -82,15 +83,17 @@ def _plugins(reg: registry.Registry[Any]) -> Rows:
     for name in reg.names():
         try:
             plugin = reg.get(name)
+            row = {"name": name, "does": (plugin.__doc__ or "").split("\n")[0]}
+            if issubclass(plugin, Attack):
+                row |= {
+                    "knowledge": knowledge(plugin),
+                    "adaptive": "yes" if plugin.adaptive else "no",
+                }
+            elif issubclass(plugin, Aggregator):
+                row["condition"] = condition(plugin)
         except PluginError as error:  # shown here, and again when the name is used
             rows.append({"name": name, "does": str(error)})
             continue
-        row = {"name": name, "does": (plugin.__doc__ or "").split("\n")[0]}
-        if issubclass(plugin, Attack):
-            row |= {
-                "knowledge": knowledge(plugin),
-                "adaptive": "yes" if plugin.adaptive else "no",
-            }
         rows.append(row | {"source": plugin.source})
     return rows
 

@@ -23,6 +23,7 @@ from sentinel_bench.api import (
     LinearCheck,
     Private,
     Recovery,
+    Redone,
     Updates,
 )
 from sentinel_bench.pipeline import cost
@@ -149,7 +150,7 @@ class WarmupExchange:
 
     def contribute(self, stage: int, excluded: Sequence[bool], work: StageWork) -> Contributed:
         """Show weight gradients to all that look at them."""
-        self._show(stage, "gradient", _gradients(stage, work, {}))
+        self._show(stage, "gradient", _gradients(stage, work, {}, excluded, None))
         return Contributed({}, [False] * len(excluded))
 
     def hold(self, stage: int, weights: Tensor, replicas: int, private: Privately) -> Tensor:
@@ -230,7 +231,8 @@ class LiveExchange:
     def contribute(self, stage: int, excluded: Sequence[bool], work: StageWork) -> Contributed:
         """Let attackers change what they contribute, and the defense look at it."""
         sent = self.tamperer.contribute(stage, self.step, excluded, work)
-        handed = _gradients(stage, work, sent)
+        received = self._received.get((stage, "gradient"))
+        handed = _gradients(stage, work, sent, excluded, received)
         return Contributed(sent, self.inspector.weigh(stage, self.step, "gradient", handed))
 
     def hold(self, stage: int, weights: Tensor, replicas: int, private: Privately) -> Tensor:
@@ -238,7 +240,9 @@ class LiveExchange:
 
         Replicas of a stage are made equal again: what one adds reaches all of them.
         """
+        lost = self.inspector.ledger.lost
         held = self.tamperer.inject(stage, self.step, weights, private)
+        held = {r: changed for r, changed in held.items() if not lost(r)}
         handed = _weights(weights, replicas, held)
         dropped = self.inspector.weigh(stage, self.step, "weights", handed)
         kept = [changed for replica, changed in held.items() if not dropped[replica]]
@@ -400,19 +404,46 @@ def rerun(
         del _OPEN[number]
 
 
-def _gradients(stage: int, work: StageWork, sent: Mapping[int, Tensor]) -> Handed:
-    def again(replica: int) -> Tensor:
-        cost.recomputed(stage)
-        return work.recompute(replica)
+def _gradients(
+    stage: int,
+    work: StageWork,
+    sent: Mapping[int, Tensor],
+    excluded: Sequence[bool],
+    received: Tensor | None,
+) -> Handed:
+    """Return the weight gradients of a stage, to be done again from what it `received`.
 
+    That is not always what it let into its own backward pass (`threat.poison_self`).
+    """
+    priced = _Priced(stage, work, received)
     return Handed(
         replicas=work.replicas,
         tampered=sent,
         honest=cost.aside()(work.gradient),
-        again=again,
+        again=lambda replica: priced.redo([replica]).update,
         losses=cost.aside()(work.losses),
+        work=priced,
+        excluded=excluded,
         device=work.fed.device,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """Work of a stage that is counted when it is done again."""
+
+    stage: int
+    work: StageWork
+    received: Tensor | None
+
+    def mean(self, excluded: Sequence[bool]) -> tuple[list[int], Tensor]:
+        """Return who is not excluded, and the mean of their honest weight gradients."""
+        return self.work.mean(excluded)
+
+    def redo(self, of: Sequence[int]) -> Redone:
+        """Do the work of replicas `of` again."""
+        cost.recomputed(self.stage)
+        return self.work.redo(of, self.received)
 
 
 def _weights(weights: Tensor, replicas: int, held: Mapping[int, Tensor]) -> Handed:
@@ -422,6 +453,8 @@ def _weights(weights: Tensor, replicas: int, held: Mapping[int, Tensor]) -> Hand
         honest=lambda _: weights,
         again=lambda _: weights,
         losses=lambda: None,
+        work=None,
+        excluded=(),
         device=weights.device,
     )
 

@@ -68,6 +68,8 @@ class Inspector:
         self.redundancy = redundancy(defense)
         """How stages keep copies of blocks, if they do."""
         self._suspects: set[int] = set()
+        self._lied: set[tuple[int, int]] = set()
+        self._copied: dict[Direction, tuple[Tensor, Tensor]] = {}
         self._defense = defense
         self._asked: tuple[tuple[int, int, str], Defense[Any]] | None = None
         self._log = log
@@ -84,6 +86,7 @@ class Inspector:
     ) -> tuple[Tensor, list[bool]]:
         """Check what `stage` sent; return what is passed on, and the tainted ranks."""
         self.tally.tampered += sum(sent.tampered)
+        self._lied.update((stage, r) for r, lied in enumerate(sent.tampered) if lied)
         if self.passive:
             return sent.x, tainted
         intact = intact_rows(sent)
@@ -91,8 +94,10 @@ class Inspector:
         tested = self._tested(stage, tainted)
         active = [t and i for t, i in zip(tested, intact, strict=True)]
         mask = row_mask(active, x)
-        before = received if self._defense.needs_received else None
-        signals = show(stage, direction, step, x, before, mask, again)
+        signals = Signals(
+            stage, direction, step, x.clone(), self._before(direction, received), mask, again
+        )
+        self._copied[direction] = x, signals.sent
         verdict = check(self._defense, signals)
         flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
         severe = [s or not i for s, i in zip(verdict.severe.tolist(), intact, strict=True)]
@@ -120,18 +125,22 @@ class Inspector:
         """Check what the workers of `stage` hand in; return who has no part in the mean."""
         if not self.needs_updates:
             return [False] * handed.replicas
-        tested = [
-            t and not e
-            for t, e in zip(self._tested(stage, self.tainted), self.excluded(), strict=True)
-        ]
+        if kind == "gradient":
+            kept = [not e for e in self.excluded()]
+            tested = [t and k for t, k in zip(self._tested(stage, self.tainted), kept, strict=True)]
+        else:  # what a worker holds does not follow from what its rank was sent
+            tested = self._tested(stage, [False] * handed.replicas)
         mask = torch.tensor(tested, device=handed.device)
         with showing(handed) as work:
             updates = Updates(stage, step, kind, mask, work)
             verdict = check_updates(self._defense, updates)
             flagged, severe = verdict.flagged.tolist(), verdict.severe.tolist()
             ruling = self.ledger.judge(stage, flagged, severe, tested)
-            tampered = [r in handed.tampered for r in range(handed.replicas)]
-            self._count(stage, "update", step, tampered, flagged, tested, verdict)
+            lied = [  # a flag is right if anything that the worker sent in this step was wrong
+                r in handed.tampered or (f and (stage, r) in self._lied)
+                for r, f in enumerate(flagged)
+            ]
+            self._count(stage, "update", step, lied, flagged, tested, verdict)
             self._pardoned(stage, "update", step, ruling)
             learn_updates(self._defense, updates, torch.tensor(ruling.clean, device=handed.device))
         return ruling.flagged
@@ -188,6 +197,8 @@ class Inspector:
         self.tainted = [False] * self.ledger.replicas
         self.late = {}
         self._suspects.clear()
+        self._lied.clear()
+        self._copied.clear()
 
     def end_step(self, step: int) -> list[Ban]:
         """Close a step: fences move, workers are banned; counts and taints start anew."""
@@ -213,6 +224,13 @@ class Inspector:
             not (t or self.ledger.lost(r) or self.ledger.banned(stage, r))
             for r, t in enumerate(tainted)
         ]
+
+    def _before(self, direction: Direction, received: Tensor | None) -> Tensor | None:
+        """Return a copy of what the senders received: the one that was made when it was sent."""
+        if received is None or not self._defense.needs_received:
+            return None
+        sent, copied = self._copied.get(direction, (None, received))
+        return copied if sent is received else received.clone()
 
     def _taint(self, stage: int, direction: Direction, now: list[bool]) -> None:
         for replica, tainted in enumerate(now):
@@ -324,15 +342,15 @@ def check_updates(defense: Defense[Any], updates: Updates) -> Verdict:
     """Ask a defense for its verdict on updates, and check the verdict's form.
 
     Raises:
-        PluginError: the defense raised, or returned something else.
+        PluginError: the defense raised, changed the mask, or returned something else.
     """
-    verdict = _call(defense, "check_updates", updates)
+    verdict = _weigh(defense, "check_updates", updates)
     return _formed(defense, "check_updates", verdict, updates.active.shape)
 
 
 def learn_updates(defense: Defense[Any], updates: Updates, clean: Tensor) -> None:
     """Let a defense learn from the clean updates."""
-    _call(defense, "learn_updates", updates, clean)
+    _weigh(defense, "learn_updates", updates, clean)
 
 
 def _checked(defense: Defense[Any], method: str, verdict: Any, signals: Signals) -> Verdict:
@@ -463,6 +481,17 @@ def _look(defense: Defense[Any], method: str, signals: Signals, *args: Any) -> A
     answer = _call(defense, method, signals, *args)
     if [t._version for t in shown] != versions:
         raise PluginError(f"defense {defense.name}: {method} changed a signal", party="defense")
+    return answer
+
+
+def _weigh(defense: Defense[Any], method: str, updates: Updates, *args: Any) -> Any:
+    """Call a method that is shown updates, whose mask it must leave as it is."""
+    version = updates.active._version
+    answer = _call(defense, method, updates, *args)
+    if updates.active._version != version:
+        raise PluginError(
+            f"defense {defense.name}: {method} changed who is active", party="defense"
+        )
     return answer
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from sentinel_bench import registry
@@ -51,7 +52,9 @@ class Session:
         grid = scenario.grid
         self.scenario = scenario
         self._trainer = Trainer(scenario, Batches.of(tokens, scenario), tokens.vocab_size)
-        self._setup = Setup(grid.stages, grid.replicas, self._trainer.signal_shape, scenario.device)
+        self._setup = Setup(
+            grid.stages, grid.replicas, self._trainer.signal_shape, scenario.device, _seed(scenario)
+        )
         self._defenses: dict[str, Defense[Any]] = {}
         self._history = History()
         for cell in cells:
@@ -217,6 +220,13 @@ class Session:
         if not defense.passive:
             start(defense, self._setup)
         return defense
+
+
+def _seed(scenario: Scenario) -> int:
+    """Return the seed of what defenses draw."""
+    seeds = scenario.seeds
+    sequence = np.random.SeedSequence([seeds.model, seeds.data, 2])
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 class _Lenient(Ledger):

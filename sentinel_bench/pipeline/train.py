@@ -421,12 +421,14 @@ class Trainer:
         if not dropped:
             return
         kept = replicas - sum(excluded)
+        if len(dropped) == kept:  # nobody is left: the weights stay as they are
+            stage.zero_grad(set_to_none=True)
+            return
         for replica in dropped:
             add_to_gradients(stage, -work.gradient(replica) / replicas)
-        scale = kept / (kept - len(dropped)) if kept > len(dropped) else 0.0
         for parameter in trainable(stage):
             if parameter.grad is not None:
-                parameter.grad *= scale
+                parameter.grad *= kept / (kept - len(dropped))
 
     def _robust_mean(
         self, index: int, excluded: list[bool], given: Contributed, work: StageWork

@@ -6,11 +6,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from sentinel_bench.api import Redone
 from sentinel_bench.pipeline.cost import aside
+
+
+class Averaged(Protocol):
+    """The work behind weight gradients; see `weights.StageWork`."""
+
+    def mean(self, excluded: Sequence[bool]) -> tuple[list[int], Tensor]:
+        """Return who is not excluded, and the mean of their honest weight gradients."""
+
+    def redo(self, of: Sequence[int]) -> Redone:
+        """Do the work of replicas `of` again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,8 @@ class Handed:
         honest: gives the vector that a replica should hand in.
         again: computes it a second time.
         losses: gives the mean loss of each replica, `[replicas]`; None before the last stage.
+        work: where gradients come from; None for weights.
+        excluded: `[replicas]`, left out of the mean before anybody looks.
         device: where the vectors are.
     """
 
@@ -31,6 +45,8 @@ class Handed:
     honest: Callable[[int], Tensor]
     again: Callable[[int], Tensor]
     losses: Callable[[], Tensor | None]
+    work: Averaged | None
+    excluded: Sequence[bool]
     device: torch.device
 
     def sent(self, replica: int) -> Tensor:
@@ -58,17 +74,37 @@ class Contributions:
         again = self._handed().again
         return torch.stack([again(r) for r in of])
 
+    def mean(self) -> tuple[list[int], Tensor]:
+        """Return whose gradients are averaged, and their mean."""
+        work, handed = self._work(), self._handed()
+        counted, mean = work.mean(handed.excluded)
+        for replica, sent in handed.tampered.items():
+            if replica in counted:
+                with aside():  # what is sent is all that there is
+                    mean = mean + (sent - handed.honest(replica)) / len(counted)
+        return counted, mean
+
+    def redo(self, of: Sequence[int]) -> Redone:
+        """Return all that they should have sent."""
+        return self._work().redo(of)
+
     def project(self, of: Sequence[int], onto: Tensor) -> Tensor:
         """Return inner products of what they hand in with vectors."""
         with aside():  # each worker does its own
             vectors = [self._handed().sent(r) for r in of]
             distinct = {id(vector): vector for vector in vectors}
-            digests = {key: vector.float() @ onto for key, vector in distinct.items()}
+            digests = {key: onto @ vector.float() for key, vector in distinct.items()}
             return torch.stack([digests[id(vector)] for vector in vectors])
 
     def losses(self) -> Tensor | None:
         """Return the mean losses."""
         return self._handed().losses()
+
+    def _work(self) -> Averaged:
+        work = self._handed().work
+        if work is None:
+            raise RuntimeError("weights have neither a mean nor signals: ask for gradients")
+        return work
 
     def _handed(self) -> Handed:
         if self._number not in _OPEN:

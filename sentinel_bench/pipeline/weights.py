@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import Tensor, nn
 
+from sentinel_bench.api import Redone
 from sentinel_bench.data.batches import Batches
 
 
@@ -54,12 +55,51 @@ class StageWork:
 
     def recompute(self, replica: int) -> Tensor:
         """Compute these weight gradients, whether they are known or not."""
-        if self.passed is None:
-            return self.relabel(replica, self.targets[replica])
-        with torch.enable_grad(), self.autocast:
-            out = self.stages[0](self._rows(self.fed, replica))
-        own = self._rows(self.passed, replica) * self.replicas
-        return flat(torch.autograd.grad(out, trainable(self.stages[0]), own))
+        return self.redo([replica]).update
+
+    def redo(self, of: Sequence[int], received: Tensor | None = None) -> Redone:
+        """Do the work of replicas `of` as one batch: forward, and backward for both gradients.
+
+        Args:
+            of: n replicas.
+            received: the gradients that arrived, `[replicas, batch, tokens, hidden]`, each of the
+                replica's own mean loss; by default what was let into the backward pass.
+        """
+        n = len(of)
+
+        def rows(x: Tensor) -> Tensor:
+            return x.view(self.replicas, -1, *x.shape[1:])[list(of)].flatten(0, 1)
+
+        fed = rows(self.fed)
+        leaf = [fed.requires_grad_()] if fed.is_floating_point() else []
+        wanted = [*trainable(self.stages[0]), *leaf]
+        with torch.enable_grad():
+            with self.autocast:
+                out: Tensor = self.stages[0](fed)
+            if self.passed is None:
+                loss = F.cross_entropy(out.float().flatten(0, 1), rows(self.labels).flatten())
+                found = torch.autograd.grad(loss, wanted)
+            else:
+                own = rows(self.passed) * self.replicas
+                if received is not None:
+                    own = received[list(of)].flatten(0, 1)
+                found = torch.autograd.grad(out, wanted, own / n)
+
+        def signals(x: Tensor) -> Tensor:
+            return x.detach().view(n, -1, *x.shape[1:])
+
+        return Redone(
+            activation=None if self.passed is None else signals(out),
+            gradient=signals(found[-1] * n) if leaf else None,
+            update=flat(found[: len(found) - len(leaf)]),
+        )
+
+    def mean(self, excluded: Sequence[bool]) -> tuple[list[int], Tensor]:
+        """Return who is not excluded, and the mean `[parameters]` of their weight gradients."""
+        counted = [r for r, out in enumerate(excluded) if not out]
+        parameters = trainable(self.stages[0])
+        total = flat([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
+        return counted, total * (self.replicas / len(counted))
 
     @torch.no_grad()
     def losses(self) -> Tensor | None:

@@ -158,6 +158,7 @@ def test_a_run_needs_an_attack_and_a_defense(call: Call) -> None:
         (["list"], ["Missing argument"]),
         (["show", "attack", "dealy"], ["unknown attack 'dealy'; did you mean delay"]),
         (["show", "defense", "sentinl"], ["did you mean sentinel"]),
+        (["show", "aggregator", "krm"], ["unknown aggregator 'krm'; did you mean krum"]),
         (["show", "attack"], ["Missing argument"]),
         (["score"], ["Missing argument"]),
         (["leaderboard", "build"], ["Missing argument"]),

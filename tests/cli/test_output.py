@@ -12,7 +12,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from sentinel_bench.api import Attack, AttackContext, Knowledge
+from sentinel_bench.aggregators import AGGREGATORS
+from sentinel_bench.api import (
+    Aggregator,
+    AggregatorParams,
+    Attack,
+    AttackContext,
+    Knowledge,
+)
 from sentinel_bench.attacks import ATTACKS
 from sentinel_bench.cli import cli
 from sentinel_bench.config import Frozen
@@ -39,6 +46,21 @@ class Needy(Attack[NeedyParams]):
 
     def signal(self, x: Any, ctx: AttackContext) -> Any:
         raise RuntimeError("oh [no] more")
+
+
+class MuteParams(AggregatorParams):
+    reach: float = 0.5
+
+
+class Mute(Aggregator[MuteParams]):
+    """Cannot say what it requires."""
+
+    name = "mute"
+    goal = formula = source = "test"
+    Params = MuteParams
+
+    def requires(self, n: int, f: int) -> str | None:
+        raise ValueError("no idea")
 
 
 def test_a_run_prints_one_row_for_each_of_its_three_runs(call: Call, tiny: Tiny) -> None:
@@ -156,6 +178,7 @@ def test_flags_go_over_the_file_and_the_file_over_the_track(call: Call) -> None:
     [
         ("attacks", list(ATTACKS)),
         ("defenses", list(DEFENSES)),
+        ("aggregators", list(AGGREGATORS)),
         ("models", ["llama-tiny", "llama-3-0.6b"]),
         ("datasets", ["sotu", "c4", "fineweb", "fineweb-edu", "openwebtext", "wikitext2"]),
         ("tracks", ["core", "adaptive", "mixed", "smoke"]),
@@ -199,7 +222,33 @@ def test_show_tells_all_about_a_plugin(call: Call, plug: Callable[..., None]) ->
     assert "parameters none" in call("show", "attack", "none").out
 
 
-@pytest.mark.parametrize("kind, names", [("attack", ATTACKS), ("defense", DEFENSES)])
+def test_show_tells_all_about_an_aggregator(call: Call) -> None:
+    data = json.loads(call("show", "aggregator", "multi-krum", "--json").out)
+    assert data["condition"] == "n >= 2f+3: 5 rows for f = 1"
+    assert [p["name"] for p in data["parameters"]] == ["f", "strict", "m"]
+    text = call("show", "aggregator", "bulyan").out
+    for part in ("goal", "formula", "source", "condition  n >= 4f+3", "strict = True   boolean"):
+        assert part in text
+    rows = {row["name"]: row for row in json.loads(call("list", "aggregators", "--json").out)}
+    assert rows["mean"]["condition"] == "none"
+    assert rows["krum"]["condition"] == data["condition"]
+    assert "Krum" in rows["bulyan"]["does"] and "1802.07927" in rows["bulyan"]["source"]
+
+
+def test_a_broken_aggregator_hides_no_other(call: Call, plug: Callable[..., None]) -> None:
+    plug(Mute)
+    rows = {row["name"]: row for row in json.loads(call("list", "aggregators", "--json").out)}
+    assert {*rows} == {*AGGREGATORS, "mute"}
+    assert "ValueError: no idea" in rows["mute"]["does"]
+    done = call("show", "aggregator", "mute")
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("error: aggregator 'mute' cannot be asked what it requires")
+
+
+@pytest.mark.parametrize(
+    "kind, names",
+    [("attack", ATTACKS), ("defense", DEFENSES), ("aggregator", AGGREGATORS)],
+)
 def test_show_knows_every_built_in_plugin(call: Call, kind: str, names: dict[str, str]) -> None:
     for name in names:
         done = call("show", kind, name)

@@ -17,7 +17,10 @@ from torch import Tensor
 from sentinel_bench import registry
 from sentinel_bench.api import Defense, ResponseParams, Setup, Signals, Verdict
 from sentinel_bench.config import Component
+from sentinel_bench.defenses import DEFENSES
 from sentinel_bench.errors import ConfigError
+from sentinel_bench.leaderboard import escape
+from sentinel_bench.reference import pages
 
 NAMES = registry.defenses.names()
 STAGES, SHAPE, WARMUP = 3, (2, 4, 8), 20
@@ -396,6 +399,22 @@ def test_a_defense_says_what_it_is(name):
         assert text.strip()
     assert defense.__doc__ and defense.__doc__ != Defense.__doc__
     assert issubclass(defense.Params, ResponseParams)
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    """The pages of the reference, without results."""
+    return pages(tmp_path_factory.mktemp("results"))
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_a_built_in_defense_says_on_its_page_what_it_is_blind_to(name, generated):
+    blind_to = registry.defenses.get(name).blind_to
+    assert len(blind_to.split()) > 3
+    assert blind_to == " ".join(blind_to.split())
+    assert not blind_to.endswith(".")
+    title, text = "## Does not protect against", escape(blind_to, longest=None)
+    assert f"\n\n{title}\n\n{text}\n\n" in generated[f"defenses/{name}.md"]
 
 
 @every_name

@@ -7,7 +7,7 @@ is code that the benchmark runs. What is tested is that nothing leaks along ordi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -24,20 +24,44 @@ from sentinel_bench.api import (
     ResponseParams,
     Setup,
     Signals,
+    Updates,
     Verdict,
 )
 from sentinel_bench.config import Component, Scenario, ThreatConfig
 from sentinel_bench.ledger import Ledger
 from sentinel_bench.pipeline.boundary import Boundary, echo
-from sentinel_bench.pipeline.exchange import LiveExchange
+from sentinel_bench.pipeline.exchange import Contributed, LiveExchange
 from sentinel_bench.pipeline.inspect import Inspector
 from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
+from sentinel_bench.pipeline.updates import Handed
+from sentinel_bench.pipeline.weights import StageWork
 from sentinel_bench.threat import Attacker
 
 SECRET = (Attacker, Tamperer, ThreatConfig, Scenario, Attack, AttackContext, Sent, History)
-HARNESS = (LiveExchange, Inspector)
+SECRET += (Contributed, Handed)
+HARNESS = (LiveExchange, Inspector, StageWork)
 STAGES, REPLICAS, SHAPE = 4, 4, (2, 4, 8)
 ATTACKERS = [Attacker(1, 2, 3, Component(name="scaling"), "both", seed=9)]
+FORGERS = [
+    Attacker(2, 1, 3, Component(name="update-sign-flip"), "update", seed=9),
+    Attacker(2, 3, 3, Component(name="heavy"), "update", seed=9),
+]
+
+
+class Heavy(Attack[Any]):
+    """Holds weights that are twice as large."""
+
+    name = "heavy"
+    goal = formula = source = "test"
+    axis = "weights"
+
+    def inject(self, weights: Tensor, ctx: AttackContext) -> Tensor:
+        return weights * 2
+
+
+@pytest.fixture(autouse=True)
+def _heavy(plug: Callable[..., None]) -> None:
+    plug(Heavy)
 
 
 def reachable(*roots: Any) -> Iterator[Any]:
@@ -96,7 +120,7 @@ def exchange(defense: Defense[Any]) -> LiveExchange:
     if not defense.passive:
         defense.start(Setup(STAGES, REPLICAS, SHAPE))
     ledger = Ledger(defense.params, STAGES, REPLICAS)
-    tamperer = Tamperer(ATTACKERS, History(), "cpu", ledger.banned)
+    tamperer = Tamperer([*ATTACKERS, *FORGERS], History(), "cpu", ledger.banned)
     live = LiveExchange(tamperer, Inspector(defense, ledger, Events()))
     live.redo = Workshop(live).redo
     return live
@@ -133,9 +157,39 @@ def run(live: LiveExchange, steps: int = 16) -> int:
             x = base + 0.05 * torch.randn(REPLICAS, *SHAPE, generator=noise)
             _, tainted = live.cross(stage, direction, x, tainted)
         tampered += live.inspector.tally.tampered
+        if live.weighs:
+            tampered += hand_in(live)
         live.inspector.end_step(step)
         live.end_step()
     return tampered
+
+
+def hand_in(live: LiveExchange) -> int:
+    """Let all stages hand in weight gradients and weights; return how many lied."""
+    lies = 0
+    for stage in range(STAGES):
+        layer = torch.nn.Linear(SHAPE[2], SHAPE[2])
+        fed, passed = (torch.randn(REPLICAS * SHAPE[0], *SHAPE[1:]) for _ in range(2))
+        labels = torch.zeros(len(fed), SHAPE[1], dtype=torch.long)
+        last = stage == STAGES - 1
+        quiet = torch.autocast("cpu", enabled=False)
+        work = StageWork([layer], fed, None if last else passed, labels, REPLICAS, quiet, SHAPE[2])
+        lies += len(live.contribute(stage, live.inspector.excluded(), work).sent)
+        weights = torch.randn(72)
+        held = live.hold(stage, weights, REPLICAS, lambda _: None)  # type: ignore[arg-type, return-value]
+        lies += not torch.equal(held, weights)
+    return lies
+
+
+def pried(updates: Updates) -> list[Any]:
+    """Return all that can be had of updates."""
+    work, everybody = updates.work, range(REPLICAS)
+    sent = work.sent(everybody)
+    answers = [sent, *map(work.sent, ([r] for r in everybody)), work.recompute(everybody)]
+    answers += [work.project(everybody, torch.ones(1, sent.shape[1])), work.losses()]
+    if updates.kind == "gradient":
+        answers += [work.redo(everybody), work.mean()]
+    return [updates, work, *answers]
 
 
 def spied(name: str, seen: list[Any]) -> Defense[Any]:
@@ -151,6 +205,16 @@ def spied(name: str, seen: list[Any]) -> Defense[Any]:
         def learn(self, signals: Signals, clean: Tensor) -> None:
             seen.extend([signals, clean])
             super().learn(signals, clean)
+
+        def check_updates(self, updates: Updates) -> Verdict:
+            verdict = super().check_updates(updates)
+            seen.extend([*pried(updates), verdict])
+            assert secrets(self, seen[-20:]) == set()  # while the handle is open
+            return verdict
+
+        def learn_updates(self, updates: Updates, clean: Tensor) -> None:
+            seen.extend([updates, clean])
+            super().learn_updates(updates, clean)
 
     return Spied(registry.defenses.params(Component(name=name)))
 
@@ -194,20 +258,29 @@ class Cheat(Defense[ResponseParams]):
 
     name = "cheat"
     goal = formula = source = "test"
+    needs_updates = True
     words = ("attack", "tamper", "malicious", "villain", "threat", "truth", "readable", "secret")
 
     def __init__(self, params: ResponseParams) -> None:
         super().__init__(params)
         self.found: list[str] = []
+        self.kinds: set[str] = set()
 
     def check(self, signals: Signals) -> Verdict:
+        return self._search(signals.active, signals)
+
+    def check_updates(self, updates: Updates) -> Verdict:
+        self.kinds.add(updates.kind)
+        return self._search(updates.active, *pried(updates))
+
+    def _search(self, active: Tensor, *given: Any) -> Verdict:
         names = {
             name
-            for item in reachable(self, signals)
+            for item in reachable(self, given)
             for name in (*getattr(item, "__dict__", {}), *getattr(item, "__slots__", ()))
         }
         self.found += [n for n in names if any(word in n.lower() for word in self.words)]
-        guilty = torch.full_like(signals.active, bool(self.found)) & signals.active
+        guilty = torch.full_like(active, bool(self.found)) & active
         return Verdict(guilty, guilty)
 
 
@@ -216,6 +289,7 @@ def test_a_defense_that_searches_its_attributes_finds_nothing():
     live = exchange(cheat)
     assert run(live) > 0
     assert cheat.found == []
+    assert cheat.kinds == {"gradient", "weights"}
     assert live.inspector.ledger.capacity() == [REPLICAS] * STAGES
 
 

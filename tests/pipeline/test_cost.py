@@ -13,11 +13,12 @@ import torch.nn.functional as F  # noqa: N812
 from scripted import Events, Lab, Quiet, equal, script, weights
 
 from sentinel_bench import suite
-from sentinel_bench.api import Defense, ResponseParams, Signals, Verdict
+from sentinel_bench.api import Defense, ResponseParams, Signals, Updates, Verdict
 from sentinel_bench.cli.run import _print_table
 from sentinel_bench.config import Cell, Component
 from sentinel_bench.pipeline import cost
 from sentinel_bench.pipeline.cost import FlopCounter, Meter
+from sentinel_bench.pipeline.weights import StageWork
 from sentinel_bench.record import read_events
 
 X = torch.ones(3, 4)
@@ -119,6 +120,67 @@ def test_a_meter_that_an_error_left_does_not_go_on() -> None:
     assert (meter.flops, meter.bytes) == (0, 0)
 
 
+# --- the clock ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What time it is, to be set."""
+    at = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: at[0])
+    return at
+
+
+def test_the_clock_stands_still_while_work_is_aside_and_goes_on_after_it(now: list[float]) -> None:
+    started = cost.clock()
+    now[0] += 1
+    with cost.aside():
+        now[0] += 10
+        with cost.aside():  # counted once
+            now[0] += 20
+        now[0] += 40
+    assert cost.clock() - started == 1
+    now[0] += 2
+    assert cost.clock() - started == 3
+    slow = cost.aside()(lambda: now.__setitem__(0, now[0] + 50))
+    slow()
+    slow()
+    assert cost.clock() - started == 3
+
+
+def test_the_clock_goes_on_after_an_error_aside(now: list[float]) -> None:
+    started = cost.clock()
+    with pytest.raises(ValueError, match="no"), cost.aside():
+        now[0] += 5
+        raise ValueError("no")
+    assert cost.clock() == started
+    now[0] += 3
+    with cost.aside():
+        now[0] += 7
+    assert cost.clock() - started == 3
+
+
+def test_what_a_defense_reads_of_updates_takes_no_time_and_what_it_computes_does(
+    lab: Lab, plug: Callable[..., None], now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker has its own gradient anyhow; a verifier has to compute it."""
+    plug(Weigher)
+    once = StageWork.redo
+
+    def slow(self: StageWork, of: Any, received: Any = None) -> Any:
+        now[0] += len(of)
+        return once(self, of, received)
+
+    monkeypatch.setattr(StageWork, "redo", slow)
+    seconds = {}
+    for how in ("look", "compute"):
+        monkeypatch.setattr(Weigher, "how", how)
+        events, _ = lab.run("none", "weighing", train__steps=6)
+        seconds[how] = [row["seconds"] for row in events.of("step")]
+    assert seconds["look"] == [0.0] * 6
+    assert seconds["compute"] == [4.0 * 4] * 6  # of each of 4 workers at 4 stages
+
+
 # --- bytes ----------------------------------------------------------------------------------------
 
 ANSWERS = torch.zeros(2, 1, 8, 16)
@@ -216,6 +278,32 @@ class Accuser(Defense[ResponseParams]):
         assert signals.active.all()
         first = torch.arange(len(signals.active)) == 0  # most at once would be an amnesty
         return Verdict(first, first)
+
+
+class Weigher(Defense[ResponseParams]):
+    """Has all weight gradients shown, or computes them."""
+
+    name: ClassVar[str] = "weighing"
+    goal = formula = source = "test"
+    needs_updates = True
+    how: ClassVar[str] = "look"
+
+    def check(self, signals: Signals) -> Verdict:
+        nobody = torch.zeros_like(signals.active)
+        return Verdict(nobody, nobody)
+
+    def check_updates(self, updates: Updates) -> Verdict:
+        everybody = range(len(updates.active))
+        nobody = torch.zeros_like(updates.active)
+        if self.how == "look":
+            size = updates.work.sent(everybody).shape[1]
+            updates.work.project(everybody, torch.ones(1, size))
+            updates.work.losses()
+            if updates.kind == "gradient":
+                updates.work.mean()
+        elif updates.kind == "gradient":
+            updates.work.recompute(everybody)
+        return Verdict(nobody, nobody)
 
 
 @pytest.fixture
