@@ -14,6 +14,8 @@ from sentinel_bench.config import Component, Frozen, Scenario, build, flatten, m
 from sentinel_bench.errors import ConfigError, nearest
 
 DEFAULT = "core"
+DEFENSE = "cascade"
+"""What defends where nothing else is said: the best that leaderboards/adaptive knows."""
 FREE = ("track", "seeds", "device", "threat.mode")
 """What a run may change and still belong to its track."""
 

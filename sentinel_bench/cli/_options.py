@@ -100,7 +100,8 @@ def cell_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add attacks, defenses and the options of a scenario to a click command."""
     command = scenario_options(command)
     for kind in ("defense", "attack"):
-        text = "NAME or NAME:key=value,...; repeatable"
+        default = f"  [default: {tracks.DEFENSE}]" if kind == "defense" else ""
+        text = f"NAME or NAME:key=value,...; repeatable{default}"
         command = click.option(f"--{kind}", f"{kind}s", multiple=True, help=text)(command)
     return command
 
@@ -210,19 +211,18 @@ def components(given: Sequence[str], from_file: str | list[str]) -> list[Compone
 
 
 def chosen(file: RunFile, options: dict[str, Any]) -> tuple[list[Component], list[Component]]:
-    """Return the attacks and the defenses named by flags, else by the file.
+    """Return the attacks and the defenses named by flags, else by the file, else the default one.
 
     Raises:
-        ConfigError: there is none, or one is not `name:key=value`.
+        ConfigError: there is no attack, or one is not `name:key=value`.
     """
     attacks = components(options["attacks"], file.attack)
     defenses = components(options["defenses"], file.defense)
-    if not attacks or not defenses:
+    if not attacks:
         raise ConfigError(
-            "name at least one --attack and one --defense ('none' is one of each); "
-            "see 'sentinel-bench list attacks' and 'list defenses'"
+            "name at least one --attack ('none' is one); see 'sentinel-bench list attacks'"
         )
-    return attacks, defenses
+    return attacks, defenses or [Component(name=tracks.DEFENSE)]
 
 
 def tuned(track: str, scenario: Scenario, defenses: Sequence[Component]) -> dict[str, Any]:

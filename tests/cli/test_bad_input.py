@@ -146,7 +146,7 @@ def test_a_corpus_shorter_than_a_sequence_is_one_line(call: Call) -> None:
 
 
 def test_a_run_needs_an_attack_and_a_defense(call: Call) -> None:
-    assert_refused(call("run"), "name at least one --attack and one --defense")
+    assert_refused(call("run"), "name at least one --attack")
     assert_refused(call("run", "--attack", "zeros"), "one --defense")
 
 

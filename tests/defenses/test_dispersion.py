@@ -306,16 +306,17 @@ def test_nothing_but_the_unreadable_is_flagged_before_there_are_enough_steps() -
     assert flagged(defense.check_updates(updates(vectors))) == [5]
 
 
-def test_flagged_gradients_do_not_move_the_fences() -> None:
-    one, other = warmed(), warmed()
-    for seed in range(50):
-        vectors = honest(seed)
-        mask = [r != 5 for r in range(REPLICAS)]
-        step(other, updates(vectors.clone(), active=mask))
-        vectors[5] = math.nan
-        (verdict,) = step(one, updates(vectors))
-        assert flagged(verdict) == [5]
-    assert torch.equal(one._fences.half_width, other._fences.half_width)
+def test_what_is_not_clean_does_not_enter_the_window() -> None:
+    defense, vectors = warmed(), honest(99)
+    vectors[5] *= 2
+    given = updates(vectors)
+    verdict = defense.check_updates(given)
+    clean = ~verdict.flagged
+    clean[0] = False
+    defense.learn_updates(given, clean)
+    missing = [r in (0, 5) for r in range(REPLICAS)]
+    assert defense._values[2:4].isnan().tolist() == [missing] * 2
+    assert torch.equal(defense._values[2:4, clean], compare(vectors)[:, clean])
 
 
 def test_a_half_width_is_never_below_its_floor() -> None:

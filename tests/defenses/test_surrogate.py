@@ -162,7 +162,7 @@ def test_the_stage_is_fitted_every_so_many_steps() -> None:
 def test_a_seed_draws_the_same_tokens_and_another_seed_others() -> None:
     def places(text: str, now: int) -> list[int]:
         defense = started(text)
-        return defense._draw(now, torch.zeros(8, 32, 8)).tolist()
+        return defense._sample._draw(now, torch.zeros(8, 32, 8)).tolist()
 
     assert places("surrogate", 3) == places("surrogate:seed=0", 3)
     assert places("surrogate", 3) != places("surrogate:seed=1", 3)
@@ -215,7 +215,7 @@ def test_a_sample_of_the_tokens_is_compared() -> None:
     received, sent = honest(99)
     given = signals(sent, received, 99)
     values = defense.measure(given)
-    at = defense._draw(99, sent.flatten(1, 2))[:4]
+    at = defense._sample._draw(99, sent.flatten(1, 2))[:4]
     few = [x.flatten(1, 2)[:, at].unsqueeze(1) for x in (sent, received)]
     for found, literally in zip(values.tolist(), literal(defense, *few), strict=True):  # type: ignore[union-attr]
         assert found == pytest.approx(literally, abs=1e-4)
