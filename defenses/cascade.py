@@ -16,7 +16,7 @@ from pydantic import Field
 from sentinel_bench.api import Setup, Signals, Updates, Verdict
 from sentinel_bench.config import Component
 from sentinel_bench.defenses.panel import Detector, Panel
-from sentinel_bench.defenses.recompute import Proof, ProofParams, distance
+from sentinel_bench.defenses.recompute import Proof, ProofParams, distance, indices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class CascadeParams(ProofParams):
 
 
 class Cascade(Proof[CascadeParams]):
-    """Recomputes what a screen flags, and all work of a few at random; a mismatch bans at once.
+    """Recomputes what a screen flags, and all work of stages at random; a mismatch bans at once.
 
     The screens learn from what was not proven wrong. The verifier needs what each worker received,
     which passes through it anyhow, and the weights of the stages whose signals it recomputes.
@@ -67,8 +67,9 @@ class Cascade(Proof[CascadeParams]):
     learns = True
     blind_to: ClassVar[str] = (
         "a lie inside of all fences, or in a weight gradient, until it is drawn (within n steps"
-        " with probability 1 - (1 - q)^n); changes below rtol; workers who feed other data into the"
-        " first stage than they should; and verifiers that lie"
+        " with probability 1 - (1 - q)^n); changes below rtol; weight gradients of colluders whose"
+        " lies cancel in the mean, which another aggregator may not forgive; workers who feed other"
+        " data into the first stage than they should; and verifiers that lie"
     )
     Params = CascadeParams
 
@@ -76,7 +77,8 @@ class Cascade(Proof[CascadeParams]):
         super().__init__(params)
         self.screens = Panel(params.screens, params)
         self.needs_received = self.screens.any("needs_received")
-        self.needs_updates = params.q > 0 or params.digests
+        self._weighing = self.screens.any("needs_updates")
+        self.needs_updates = params.q > 0 or params.digests or self._weighing
 
     @classmethod
     def wraps(cls, params: CascadeParams) -> Sequence[Component]:
@@ -123,8 +125,22 @@ class Cascade(Proof[CascadeParams]):
         """Do the step of a stage that is drawn again; compare digests of all weights."""
         if updates.kind == "weights":
             return self.attest(updates) if self.params.digests else self.clear(updates)
-        if self._random.random() >= self.params.q or not updates.active.any():
-            return self.clear(updates)
+        suspects = []
+        if self._weighing:
+            suspects = indices(self.screens.check_updates(updates).flagged & updates.active)
+        if self._random.random() < self.params.q and updates.active.any():
+            return self._redone(updates, suspects)
+        if suspects:
+            sent, truth = updates.work.sent(suspects), updates.work.recompute(suspects)
+            return self.compared(updates, suspects, {"update": (sent, truth)})
+        return self.clear(updates)
+
+    def learn_updates(self, updates: Updates, clean: Tensor) -> None:
+        """Let those screens learn that look at updates."""
+        self.screens.learn_updates(updates, clean)
+
+    def _redone(self, updates: Updates, suspects: Sequence[int]) -> Verdict:
+        """Do all work of a stage again; weight gradients one by one only if their mean is off."""
         counted, mean = updates.work.mean()
         truth = updates.work.redo(counted)
         active = [(i, r) for i, r in enumerate(counted) if updates.active[r]]
@@ -135,7 +151,7 @@ class Cascade(Proof[CascadeParams]):
             if sent is not None and expected is not None:
                 parts[direction] = (sent[rows], expected[[i for i, _ in active]])
         apart = float(distance(mean[None], truth.update[None]))
-        if apart * len(counted) > self._tolerance(mean):  # whose is it?
+        if suspects or apart * len(counted) > self._tolerance(mean):
             parts["update"] = (updates.work.sent(rows), updates.work.recompute(rows))
         return self.compared(updates, rows, parts)
 

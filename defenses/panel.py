@@ -33,6 +33,8 @@ def _usable(detector: Component) -> Component:
 
     if registry.defenses.get(detector.name).passive:
         raise ValueError(f"{detector.name} looks at no signal: it is no detector")
+    if registry.defenses.get(detector.name).redundancy is not Defense.redundancy:
+        raise ValueError(f"{detector.name} keeps copies of stages: it works only by itself")
     own = sorted(ResponseParams.model_fields.keys() & detector.params.keys())
     if own:
         raise ValueError(

@@ -47,7 +47,7 @@ class Proof(Defense[P]):
 
     def start(self, setup: Setup) -> None:
         """Seed what is drawn."""
-        self._random = Random(f"{self.params.seed}/{setup.seed}")
+        self._random = Random(f"{self.name}/{self.params.seed}/{setup.seed}")
         self._onto: dict[int, Tensor] = {}  # stage to what its weights are projected on
 
     def state_bytes(self) -> int:
@@ -104,7 +104,9 @@ class Proof(Defense[P]):
         rows = indices(updates.active)
         if not rows:
             return self.clear(updates)
-        truth = updates.work.recompute(rows[:1])[0].float()
+        truth = updates.work.recompute(rows[:1])[0]
+        limit = self.params.rtol if truth.element_size() >= 4 else self.params.rtol_low
+        truth = truth.float()
         if updates.stage not in self._onto:
             generator = torch.Generator().manual_seed(self._random.getrandbits(63))
             drawn = torch.randn(1, len(truth), generator=generator)
@@ -113,7 +115,7 @@ class Proof(Defense[P]):
         apart = (updates.work.project(rows, onto) - onto @ truth).abs().flatten().double()
         relative = (apart / truth.norm().double().clamp_min(TINY)).nan_to_num(2.0, 2.0)
         values = dict(zip(rows, relative.tolist(), strict=True))
-        return self._flag(updates.active, {"weights mismatch": (values, self._tolerance(truth))})
+        return self._flag(updates.active, {"weights mismatch": (values, limit)})
 
     def clear(self, updates: Updates) -> Verdict:
         """Return that nobody is flagged."""
@@ -251,6 +253,7 @@ class DuplicateWork(Proof[DuplicateWorkParams]):
 class AuditParams(ProofParams):
     """Parameters of `audit`."""
 
+    quarantine: bool = Field(True, description="a tainted rank has no part in any weight gradient")
     q: float = Field(0.02, gt=0, le=1, description="share of the signals that are computed again")
 
 

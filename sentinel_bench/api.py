@@ -439,7 +439,8 @@ class Updates:
         kind: "gradient", their weight gradients, before the stage takes the mean of them; or
             "weights", what each holds after the optimizer's step, before the replicas of the stage
             are made equal again.
-        active: `[replicas]` bool: neither banned nor tainted nor left out; only these count.
+        active: `[replicas]` bool: neither banned nor lost, and for gradients neither tainted nor
+            left out; only these count.
         work: gives the vectors; computing one costs a forward and a backward pass of the stage.
     """
 

@@ -223,7 +223,7 @@ class _Aside:
     """How long the simulation's own work took so far, and whether it is going on."""
 
     seconds = 0.0
-    running = False
+    since: float | None = None
 
 
 @contextmanager
@@ -233,18 +233,19 @@ def aside() -> Iterator[None]:
     Its operations are not counted, and its time is not part of a step's. (On a GPU that is the time
     that it takes to ask for them.)
     """
-    if _Aside.running:
+    if _Aside.since is not None:
         yield
         return
-    started, _Aside.running = time.perf_counter(), True
+    started = _Aside.since = time.perf_counter()
     try:
         with _RUNNING[-1].pause() if _RUNNING else nullcontext():
             yield
     finally:
-        _Aside.running = False
+        _Aside.since = None
         _Aside.seconds += time.perf_counter() - started
 
 
 def clock() -> float:
     """Return seconds from some moment on that stand still while work is `aside`."""
-    return time.perf_counter() - _Aside.seconds
+    now = time.perf_counter() if _Aside.since is None else _Aside.since
+    return now - _Aside.seconds

@@ -470,13 +470,19 @@ class Tamperer:
         return contributed
 
     def inject(
-        self, stage: int, step: int, weights: Tensor, private: Callable[[int], Private]
+        self,
+        stage: int,
+        step: int,
+        weights: Tensor,
+        lost: Sequence[bool],
+        private: Callable[[int], Private],
     ) -> dict[int, Tensor]:
         """Return the weights that attackers of `stage` hold after this step.
 
         Args:
             stage, step: where and when.
             weights: of the stage, `[parameters]`.
+            lost: `[replicas]`, ranks that have no part any more.
             private: makes a private copy of the model for a replica.
 
         Returns:
@@ -485,7 +491,7 @@ class Tamperer:
         held: dict[int, Tensor] = {}
         for villain in self._at(stage, step):
             a = villain.attacker
-            if not villain.overrides("inject"):
+            if not villain.overrides("inject") or lost[a.replica]:
                 continue
             granted: dict[Knowledge, Callable[[], Any]] = {
                 Knowledge.MODEL: partial(private, a.replica)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -145,9 +146,15 @@ def test_a_corpus_shorter_than_a_sequence_is_one_line(call: Call) -> None:
     assert_refused(call(*RUN, "--data", "empty.txt"), "empty.txt")
 
 
-def test_a_run_needs_an_attack_and_a_defense(call: Call) -> None:
+def test_a_run_needs_an_attack(call: Call) -> None:
     assert_refused(call("run"), "name at least one --attack")
-    assert_refused(call("run", "--attack", "zeros"), "one --defense")
+    assert_refused(call("run", "--defense", "sentinel"), "name at least one --attack")
+
+
+def test_without_a_defense_the_default_one_runs(call: Call) -> None:
+    done = call("run", "--attack", "zeros", "--dry-run", "--json")
+    cells = json.loads(done.out)["cells"]
+    assert [cell["defense"]["name"] for cell in cells] == ["none", "none", "cascade"]
 
 
 @pytest.mark.parametrize(
