@@ -334,7 +334,7 @@ def test_of_an_aggregator_is_told_what_was_measured_without_a_defense(
     save(tmp_path, "zeros", cell.protection)
     save(tmp_path, "zeros", "sentinel + krum")
     tracks = summarize([tmp_path])["tracks"]
-    lines = measured("defense", cell.protection, tracks, "sentinel")
+    lines = measured("defense", cell.protection, tracks, ("sentinel",))
     pages = reference.pages(tmp_path)
     assert lines
     for name in ("mean", "krum", "median"):

@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 
 def measured(
-    kind: Literal["attack", "defense"], name: str, tracks: Row, headline: str
+    kind: Literal["attack", "defense"], name: str, tracks: Row, headlines: Sequence[str]
 ) -> list[str]:
     """Return one line for each track, mode and parameter setting; none if nothing was measured.
 
@@ -23,36 +23,40 @@ def measured(
         kind: of the plugin.
         name: of the plugin, without parameters.
         tracks: as `summarize` returns them.
-        headline: the defense, without parameters, against which an attack is shown.
+        headlines: the defenses, without parameters, against which an attack is shown.
     """
     lines = []
     for track, content in tracks.items():
-        found = _attacked(name, content, headline) if kind == "attack" else _defended(name, content)
+        found = (
+            _attacked(name, content, headlines) if kind == "attack" else _defended(name, content)
+        )
         for setting, words, text in found:
             place = f"{track} [{setting}]" if len(content["settings"]) > 1 else track
             lines.append(f"{', '.join([place, *filter(None, words)])}: {text}")
     return lines
 
 
-def _attacked(name: str, content: Row, headline: str) -> Iterator[tuple[int, list[str], str]]:
+def _attacked(
+    name: str, content: Row, headlines: Sequence[str]
+) -> Iterator[tuple[int, list[str], str]]:
     """Yield the number of the setting, mode, parameters and seeds, and the numbers."""
     cells: dict[tuple[int, str, str], dict[str, Row]] = {}
     for row in content["rows"]:
         label, params = _split(row["attack"])
-        if label == name and row["defense"] in ("none", headline):
+        if label == name and row["defense"] in ("none", *headlines):
             cells.setdefault((row["setting"], row["mode"], params), {})[row["defense"]] = row
     for (setting, mode, params), found in sorted(cells.items()):
         seeds = max(row["n"] for row in found.values())
         parts = []
         if "none" in found:
             parts.append(f"{_harm(found['none'])} unprotected{_rest(found['none'], seeds)}")
-        if headline in found:
-            row = found[headline]
+        for defense in (d for d in headlines if d in found):
+            row = found[defense]
             recall = "" if name == "none" else f"recall {_mean(row, 'recall')}, "
             f1 = "" if name == "none" else f"F1 {_mean(row, 'f1')}, "
             bans = f"false bans {_mean(row, 'false_bans')}{_rest(row, seeds)}"
             harm = _harm(row).removeprefix("excess loss " if parts and name != "none" else "")
-            parts.append(f"under {headline} {harm}, {recall}{f1}{bans}")
+            parts.append(f"under {defense} {harm}, {recall}{f1}{bans}")
         yield setting, [mode, params, _count(seeds, "seed")], "; ".join(parts)
 
 

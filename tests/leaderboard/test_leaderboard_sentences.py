@@ -11,11 +11,11 @@ from sentinel_bench.leaderboard import measured, summarize
 
 
 def attacked(root: Path, name: str) -> list[str]:
-    return measured("attack", name, summarize([root])["tracks"], "sentinel")
+    return measured("attack", name, summarize([root])["tracks"], ("sentinel",))
 
 
 def defended(root: Path, name: str) -> list[str]:
-    return measured("defense", name, summarize([root])["tracks"], "sentinel")
+    return measured("defense", name, summarize([root])["tracks"], ("sentinel",))
 
 
 FOUND = {"recall": 100.0, "f1": 99.96, "false_bans": 0.0, "excess_loss": 0.0071}
