@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import Field, model_validator
 
 from sentinel_bench.api import Attack, AttackContext, Judgement, Knowledge
-from sentinel_bench.config import Component, Frozen, Mode
-from sentinel_bench.errors import ConfigError
+from sentinel_bench.config import Component, Frozen, Mode, Named
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-
-def _read(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return Component.parse(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-
-
-Named = Annotated[
-    Component, BeforeValidator(_read), PlainSerializer(lambda c: c.label(), return_type=str)
-]
-"""An attack as `name` or `{name: ..., params: {...}}`."""
 
 
 def _refuse_dealer(attack: Component) -> None:

@@ -9,23 +9,13 @@ from functools import reduce
 from itertools import chain, count
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, PlainSerializer
+from pydantic import AfterValidator
 
 from sentinel_bench.api import Defense, ResponseParams, Setup, Signals, Updates, Verdict
-from sentinel_bench.config import Component
-from sentinel_bench.errors import ConfigError
+from sentinel_bench.config import Component, Named
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def _read(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return Component.parse(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
 
 
 def _usable(detector: Component) -> Component:
@@ -44,13 +34,8 @@ def _usable(detector: Component) -> Component:
     return detector
 
 
-Detector = Annotated[
-    Component,
-    BeforeValidator(_read),
-    AfterValidator(_usable),
-    PlainSerializer(lambda c: c.label(), return_type=str),
-]
-"""A detector as `name`, "name:key=value" or `{name: ..., params: {...}}`."""
+Detector = Annotated[Named, AfterValidator(_usable)]
+"""A detector by name, with parameters."""
 
 
 class Panel:

@@ -10,9 +10,17 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from sentinel_bench.errors import ConfigError, nearest
 
@@ -233,6 +241,21 @@ class Scenario(Frozen):
                 f"the last of {threat.waves} waves would start at step {last}, after the last of "
                 f"{self.train.steps} steps; lower threat.waves or threat.gap"
             )
+
+
+def _component(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return Component.parse(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+Named = Annotated[
+    Component, BeforeValidator(_component), PlainSerializer(lambda c: c.label(), return_type=str)
+]
+"""A component as `name`, "name:key=value" or `{name: ..., params: {...}}`."""
 
 
 class Cell(Frozen):

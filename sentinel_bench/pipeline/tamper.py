@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, overload
@@ -349,16 +349,8 @@ class Tamperer:
             of, by: n replicas each.
             honest: `[n, batch, tokens, hidden]`, the true answers.
         """
-        begun = (v for v in self._at(stage, step) if v.harm.signals)
-        liars = {v.attacker.replica: v.attacker for v in begun}
-        out = honest
-        for i, (asked, answering) in enumerate(zip(of, by, strict=True)):
-            liar = liars.get(answering)
-            if liar is None or liar.verifiers == "honest":
-                continue
-            out = honest.clone() if out is honest else out
-            out[i] = _lie(liar.verifiers, asked in liars, sent[asked], honest[i])
-        return out
+        liars = self._liars(stage, step)
+        return _answers(liars, liars.keys(), sent, of, by, honest)
 
     def testify(
         self,
@@ -381,16 +373,8 @@ class Tamperer:
             honest: `[n, batch, tokens, hidden]`, what the copies say.
         """
         malicious = {v.attacker.replica for v in self._at(stage, step)}
-        begun = (v.attacker for v in self._at(holder, step) if v.harm.signals)
-        liars: dict[int, Verifiers] = {a.replica: a.verifiers for a in begun}
-        out = honest
-        for i, (asked, answering) in enumerate(zip(of, by, strict=True)):
-            habit: Verifiers = liars.get(answering, "honest")
-            if habit == "honest":
-                continue
-            out = honest.clone() if out is honest else out
-            out[i] = _lie(habit, asked in malicious, sent[asked], honest[i])
-        return out
+        liars = self._liars(holder, step)
+        return _answers(liars, malicious, sent, of, by, honest)
 
     def poison(self, stage: int, step: int, arrived: Tensor, excluded: Sequence[bool]) -> Tensor:
         """Return the gradients that `stage` lets into its own backward pass.
@@ -522,6 +506,11 @@ class Tamperer:
             self._on_act(step, stage, a.replica, "update")
             held[a.replica] = changed
         return held
+
+    def _liars(self, stage: int, step: int) -> dict[int, Verifiers]:
+        """Return replica to habit of the attackers of a stage that have corrupted something."""
+        begun = (v.attacker for v in self._at(stage, step) if v.harm.signals)
+        return {a.replica: a.verifiers for a in begun}
 
     def _at(self, stage: int, step: int) -> list[_Villain]:
         """Return the attackers of a stage that have begun and are not banned."""
@@ -736,6 +725,31 @@ def _readable(sent: Tensor, like: Tensor) -> bool:
     return (sent.shape, sent.dtype, sent.device, sent.layout) == (
         *(like.shape, like.dtype, like.device, like.layout),
     )
+
+
+def _answers(
+    liars: Mapping[int, Verifiers],
+    colluders: Collection[int],
+    sent: Tensor,
+    of: Sequence[int],
+    by: Sequence[int],
+    honest: Tensor,
+) -> Tensor:
+    """Return what replicas `by` say of the signals of `of`; see `Tamperer.answer`.
+
+    Args:
+        liars: replica to habit, of those that are asked.
+        colluders: replicas among those whose signals are asked for.
+        sent, of, by, honest: see there.
+    """
+    out = honest
+    for i, (asked, answering) in enumerate(zip(of, by, strict=True)):
+        habit = liars.get(answering, "honest")
+        if habit == "honest":
+            continue
+        out = honest.clone() if out is honest else out
+        out[i] = _lie(habit, asked in colluders, sent[asked], honest[i])
+    return out
 
 
 def _lie(habit: Verifiers, colluder: bool, sent: Tensor, honest: Tensor) -> Tensor:
