@@ -16,7 +16,7 @@ import itertools
 import math
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -85,12 +85,17 @@ def render(summary: Row, title: str) -> dict[str, bytes]:
         summary: at least its `points` and `baseline`.
         title: one line on top.
     """
+    return files_of(lambda: _draw(summary, title))
+
+
+def files_of(draw: Callable[[], Figure]) -> dict[str, bytes]:
+    """Return a figure as files, "png" and "svg", whatever matplotlib is set to."""
     import matplotlib
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
-        figure = _draw(summary, title)
+        figure = draw()
         files = {}
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             buffer = io.BytesIO()
@@ -142,13 +147,13 @@ def _draw(summary: Row, title: str) -> Figure:
         _strength(panels["strength"], series)
     else:
         _loss(panels["loss"], series, summary["baseline"]["validation_loss"])
-    figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=9)
+    figure.suptitle(plain(title), x=0.01, ha="left", fontsize=9)
     figure.legend(
         [handle for _, handle in handles],
-        [_plain(label) for label, _ in handles],
+        [plain(label) for label, _ in handles],
         loc="outside lower left",
         ncols=columns,
-        title=_plain("\n".join(notes)) or None,
+        title=plain("\n".join(notes)) or None,
         title_fontsize=7.5,
         alignment="left",
     )
@@ -211,7 +216,7 @@ def _strength(panel: _Panel, series: Sequence[_Series]) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     names = dict.fromkeys(row["parameter"] for s in swept for row in s.rows)
-    axes.set_xlabel(_plain(f"strength ({', '.join(names)})"))
+    axes.set_xlabel(plain(f"strength ({', '.join(names)})"))
     axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     lost = 0
     for one in swept:
@@ -458,6 +463,6 @@ def _write(
     return [best]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return text that matplotlib shows as it is: a dollar sign begins a formula."""
     return text.replace("$", r"\$")

@@ -20,6 +20,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +32,7 @@ __all__ = [
     "EVENTS",
     "RESULT",
     "RunFolder",
+    "append_row",
     "check_writable",
     "differing",
     "digest",
@@ -40,6 +42,7 @@ __all__ = [
     "read_config",
     "read_events",
     "read_result",
+    "read_rows",
     "source_digest",
     "write_atomically",
 ]
@@ -95,23 +98,8 @@ class RunFolder:
             raise RunError(f"{path}: cannot make the run folder: {_explain(error)}") from error
 
     def append(self, kind: str, /, **fields: Any) -> None:
-        """Write one event; it is out of this process when the call returns.
-
-        Raises:
-            RunError: the write failed; what was written of the row is taken back.
-            ValueError: a field has the name `type`.
-        """
-        if "type" in fields:
-            raise ValueError("'type' is the kind of the event, not a field")
-        rest = memoryview(to_json({"type": kind} | _encode(fields)).encode() + b"\n")
-        before = os.fstat(self._events.fileno()).st_size
-        try:
-            while rest:
-                rest = rest[self._events.write(rest) :]
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._events.truncate(before)
-            raise RunError(f"{self.path}: cannot write {EVENTS}: {_explain(error)}") from error
+        """Write one event; see `append_row`."""
+        append_row(self._events, self.path / EVENTS, kind, **fields)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write `result.json`; see `save_result`."""
@@ -126,6 +114,27 @@ class RunFolder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def append_row(file: FileIO, path: Path, kind: str, /, **fields: Any) -> None:
+    """Write one row to an unbuffered file; it is out of this process when the call returns.
+
+    Raises:
+        RunError: the write failed; what was written of the row is taken back.
+        ValueError: a field has the name `type`.
+    """
+    if "type" in fields:
+        raise ValueError("'type' is the kind of the event, not a field")
+    rest = memoryview(to_json({"type": kind} | _encode(fields)).encode() + b"\n")
+    before = os.fstat(file.fileno()).st_size
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            file.truncate(before)
+        message = f"{path.parent}: cannot write {path.name}: {_explain(error)}"
+        raise RunError(message) from error
 
 
 def save_result(folder: Path, result: Mapping[str, Any]) -> None:
@@ -194,7 +203,11 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     Raises:
         RunError: missing, without a complete event, or corrupt before its last line.
     """
-    path = folder / EVENTS
+    return read_rows(folder / EVENTS)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read a file of rows; see `read_events`."""
     lines = _read(path).split(b"\n")
     if not lines[-1]:
         lines.pop()

@@ -29,6 +29,7 @@ from sentinel_bench.record import (
     save_result,
 )
 from sentinel_bench.threat import place
+from sentinel_bench.trace import tracing
 
 if TYPE_CHECKING:
     from sentinel_bench.data.tokens import Tokens
@@ -84,6 +85,7 @@ class Job:
         commands: what the user typed, for the record.
         threads: of torch.
         known: finished cells that may be reused.
+        trace: also record the statistics of all tested workers.
     """
 
     tokens: Tokens
@@ -92,6 +94,7 @@ class Job:
     commands: tuple[str, ...]
     threads: int
     known: Known
+    trace: bool = False
 
 
 def identity(cell: Cell, data: str) -> dict[str, Any]:
@@ -180,7 +183,10 @@ class Group:
             "commands": list(self._job.commands),
         }
         started = time.perf_counter()
-        with RunFolder.create(self._job.out, cell.label, config) as folder:
+        with (
+            RunFolder.create(self._job.out, cell.label, config) as folder,
+            tracing(folder.path, wanted=self._job.trace) as trace,
+        ):
             status = "error"
             try:
                 session = self._warm_session(cell, missing)
@@ -188,7 +194,7 @@ class Group:
                 self._job.progress.start(
                     _title(cell), session.scenario.train.steps - session.warmup
                 )
-                status = session.run(cell, folder, self._job.progress.advance)
+                status = session.run(cell, folder, self._job.progress.advance, trace)
                 folder.append("cost", **session.cost(cell))
             except KeyboardInterrupt:
                 status = "interrupted"

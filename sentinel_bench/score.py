@@ -222,11 +222,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _workers(events: Sequence[Row]) -> dict[str, Any]:
-    start, bans = start_of(events), {worker_of(row): row["step"] for row in rows_of(events, "ban")}
-    acts: dict[Worker, int] = {}
-    for row in rows_of(events, "act"):
-        acts[worker_of(row)] = min(row["step"], acts.get(worker_of(row), row["step"]))
-    acts = {worker: step for worker, step in acts.items() if step <= bans.get(worker, step)}
+    start, (acts, bans) = start_of(events), acts_and_bans(events)
     grid = [(s, r) for s in range(start["stages"]) for r in range(start["replicas"])]
     delays = [bans[worker] - step + 1 for worker, step in acts.items() if worker in bans]
     false_bans = len(bans.keys() - acts.keys())
@@ -244,6 +240,18 @@ def _workers(events: Sequence[Row]) -> dict[str, Any]:
         "detection_steps_median": float(statistics.median(delays)) if delays else None,
         "capacity": (start["replicas"] - thinnest) / start["replicas"],
     }
+
+
+def acts_and_bans(events: Sequence[Row]) -> tuple[dict[Worker, int], dict[Worker, int]]:
+    """Return the first corrupted signal of each attacker that acted before its ban, and all bans.
+
+    Both as worker to step.
+    """
+    bans = {worker_of(row): row["step"] for row in rows_of(events, "ban")}
+    acts: dict[Worker, int] = {}
+    for row in rows_of(events, "act"):
+        acts[worker_of(row)] = min(row["step"], acts.get(worker_of(row), row["step"]))
+    return {w: step for w, step in acts.items() if step <= bans.get(w, step)}, bans
 
 
 def _agreement(truth: list[bool], banned: list[bool]) -> dict[str, float]:

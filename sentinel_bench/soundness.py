@@ -100,9 +100,9 @@ _FIELDS: dict[str, dict[str, _Check]] = {
 def _malformed(events: Sequence[Row]) -> str | None:
     """Say which field of which row is missing or of a wrong kind, as far as it is scored."""
     for number, row in enumerate(events, start=1):
-        for field, fits in _FIELDS.get(str(row.get("type")), {}).items():
-            if not fits(row.get(field)):
-                return f"malformed: event {number} ({row['type']}): {field} is {row.get(field)!r}"
+        field = misfit(row)
+        if field is not None:
+            return f"malformed: event {number} ({row['type']}): {field} is {row.get(field)!r}"
     starts = rows_of(events, "start")
     if len(starts) != 1:
         return f"malformed: {len(starts)} start events instead of one"
@@ -112,6 +112,12 @@ def _malformed(events: Sequence[Row]) -> str | None:
         if len(rows_of(events, kind)) > 1:
             return f"malformed: more than one {kind} event"
     return None
+
+
+def misfit(row: Row) -> str | None:
+    """Return the first field of a row that is missing or of a wrong kind, as far as it counts."""
+    fields = _FIELDS.get(str(row.get("type")), {})
+    return next((name for name, fits in fields.items() if not fits(row.get(name))), None)
 
 
 _ONCE = {"ban": "is banned a second time", "tamper": "has a second tamper event"}

@@ -132,6 +132,7 @@ def run(
     commands: Sequence[str] = (),
     resume: bool = False,
     threads: int | None = None,
+    trace: bool = False,
 ) -> list[Finished]:
     """Run all cells of a plan, group by group, and return them in order.
 
@@ -144,6 +145,7 @@ def run(
         commands: what the user typed, for the record.
         resume: take finished cells with an equal digest from `out` instead of running them.
         threads: threads of torch in this process.
+        trace: also record the statistics of all tested workers, for the report of a run.
 
     Raises:
         ConfigError: the folder or the data cannot be used; nothing was run.
@@ -154,7 +156,8 @@ def run(
     check_writable(out)
     threads = prepare(plan.groups[0][0].device, threads)
     tokens = load_tokens(plan.groups[0][0], progress)
-    job = Job(tokens, out, progress, tuple(commands), threads, known_cells(out) if resume else {})
+    known = known_cells(out) if resume else {}
+    job = Job(tokens, out, progress, tuple(commands), threads, known, trace)
     return [done for scenario, cells in plan.groups for done in Group(job, scenario, cells).run()]
 
 

@@ -23,6 +23,10 @@ from sentinel_bench.leaderboard import price
     help="also run each attack without a defense",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="take finished cells from --out, if nothing changed")
+@click.option(
+    "--trace", is_flag=True,
+    help="also record every statistic of every worker, for 'report'; reused cells get none",
+)  # fmt: skip
 def run(**options: Any) -> int:
     """Run attacks against defenses and print a table: one row for each run.
 
@@ -49,6 +53,7 @@ def run(**options: Any) -> int:
         commands=[_output.command()],
         resume=options["resume"],
         threads=options["threads"],
+        trace=options["trace"],
     )
     if options["as_json"]:
         _output.print_json([{"folder": str(f.folder), **f.result} for f in finished])

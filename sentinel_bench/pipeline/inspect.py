@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -23,6 +24,7 @@ from sentinel_bench.api import (
 )
 from sentinel_bench.errors import PluginError
 from sentinel_bench.ledger import Ban, Ledger, Ruling
+from sentinel_bench.pipeline import cost
 from sentinel_bench.pipeline.recovery import problem
 from sentinel_bench.pipeline.tamper import Sent
 from sentinel_bench.pipeline.updates import Handed, showing
@@ -33,6 +35,19 @@ class Log(Protocol):
 
     def append(self, kind: str, /, **fields: Any) -> None:
         """Add one row."""
+
+
+class Tracer(Protocol):
+    """Where the statistics of all tested workers go, if somebody wants them."""
+
+    def append(
+        self,
+        step: int,
+        stage: int,
+        direction: str,
+        statistics: Mapping[int, Mapping[str, Sequence[float]]],
+    ) -> None:
+        """Add one boundary: replica to name to value, low and high."""
 
 
 @dataclass(slots=True)
@@ -51,9 +66,12 @@ class Inspector:
         defense: started, and warmed up.
         ledger: the response.
         log: gets flags and amnesties.
+        trace: gets the statistics of all tested workers.
     """
 
-    def __init__(self, defense: Defense[Any], ledger: Ledger, log: Log) -> None:
+    def __init__(
+        self, defense: Defense[Any], ledger: Ledger, log: Log, trace: Tracer | None = None
+    ) -> None:
         self.ledger = ledger
         self.tally = Tally()
         self.late: dict[int, int] = {}
@@ -73,6 +91,7 @@ class Inspector:
         self._defense = defense
         self._asked: tuple[tuple[int, int, str], Defense[Any]] | None = None
         self._log = log
+        self._trace = trace
 
     def inspect(
         self,
@@ -267,6 +286,12 @@ class Inspector:
         tested: list[bool],
         verdict: Verdict,
     ) -> None:
+        if self._trace is not None:
+            with cost.aside():
+                said = {
+                    r: statistics_of(self._defense, verdict, r) for r, t in enumerate(tested) if t
+                }
+                self._trace.append(step, stage, direction, said)
         for replica, lied in enumerate(tampered):
             if not tested[replica]:
                 continue

@@ -26,6 +26,7 @@ from sentinel_bench.pipeline.inspect import (
     Inspector,
     Log,
     Tally,
+    Tracer,
     fork,
     redundancy,
     start,
@@ -87,7 +88,9 @@ class Session:
             tick()
         self._snapshot = self._trainer.snapshot()
 
-    def run(self, cell: Cell, log: Log, tick: Tick = lambda: None) -> Ending:
+    def run(
+        self, cell: Cell, log: Log, tick: Tick = lambda: None, trace: Tracer | None = None
+    ) -> Ending:
         """Run one cell from the end of the warm-up, and log every event but `start` and `end`."""
         if self._snapshot is None:
             raise RuntimeError("warm_up comes first")
@@ -97,7 +100,7 @@ class Session:
         policy = registry.defenses.params(cell.resolved_defense)  # not what the plugin holds
         assert isinstance(policy, ResponseParams)
         ledger = Ledger(policy, grid.stages, grid.replicas)
-        inspector = Inspector(defense, ledger, log)
+        inspector = Inspector(defense, ledger, log, trace)
         tamperer = Tamperer(
             place(self.scenario, cell.attack),
             self._history,
