@@ -11,6 +11,7 @@ from sentinel_bench import __version__
 from sentinel_bench.cli.calibrate import calibrate
 from sentinel_bench.cli.docs import docs
 from sentinel_bench.cli.leaderboard import leaderboard
+from sentinel_bench.cli.report import report
 from sentinel_bench.cli.run import run
 from sentinel_bench.cli.score import score
 from sentinel_bench.cli.show import list_, show
@@ -27,7 +28,7 @@ def cli() -> None:
     """
 
 
-for command in (run, sweep, list_, show, score, calibrate, leaderboard, docs):
+for command in (run, sweep, list_, show, score, report, calibrate, leaderboard, docs):
     cli.add_command(command)
 
 
