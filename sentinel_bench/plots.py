@@ -96,12 +96,20 @@ def files_of(draw: Callable[[], Figure]) -> dict[str, bytes]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         figure = draw()
+        settle(figure)
         files = {}
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, metadata=metadata)
             files[kind] = buffer.getvalue()
         return files
+
+
+def settle(figure: Figure) -> None:
+    """Lay a figure out once: what is placed now stays where it is."""
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
 
 
 def save(path: Path, content: bytes) -> None:
@@ -157,8 +165,7 @@ def _draw(summary: Row, title: str) -> Figure:
         title_fontsize=7.5,
         alignment="left",
     )
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # what is placed now stays where it is
+    settle(figure)
     for panel in panels.values():
         _name(panel)
     return figure

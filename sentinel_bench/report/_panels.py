@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PANELS = 16
 """Workers whose statistics are drawn."""
+GAP = 2
+"""Steps between two values that are joined by a line."""
 REACH = 5.0
 """Heights of a fence that a panel shows above and below it: what is beyond is an arrow."""
 FENCE, FLAG, BAN = "#9ecae1", "#d55e00", "#0072b2"
@@ -68,7 +70,7 @@ def _panel(axes: Axes, found: Statistics, fate: Fate, direction: str, name: str)
     else:
         axes.vlines([step for step, _ in marks], [said[1] for _, said in marks],
                     [said[2] for _, said in marks], color=FENCE, linewidth=2.5)  # fmt: skip
-    axes.plot(line.steps, line.values, color="#222222", linewidth=0.9, marker=".", markersize=2)
+    axes.plot(*_joined(line), color="#222222", linewidth=0.9, marker=".", markersize=2)
     at = [(step, said[0]) for step, said in marks if is_outside(said)]
     axes.plot([s for s, _ in at], [v for _, v in at], "o", color=FLAG, markersize=4,
               markerfacecolor="none", markeredgewidth=1.1)  # fmt: skip
@@ -80,6 +82,19 @@ def _panel(axes: Axes, found: Statistics, fate: Fate, direction: str, name: str)
         axes.axvline(fate.acted - 0.5, color=GREY, linestyle=":", linewidth=1.1, zorder=1)
     if fate.banned is not None:  # from the end of the step on
         axes.axvline(fate.banned + 0.5, color=BAN, linewidth=1.1, zorder=1)
+
+
+def _joined(line: Line) -> tuple[list[float], list[float]]:
+    """Return steps and values, with NaN between steps that are too far apart to be joined."""
+    steps: list[float] = []
+    values: list[float] = []
+    for step, value in zip(line.steps, line.values, strict=True):
+        if steps and step - steps[-1] > GAP:
+            steps.append(math.nan)
+            values.append(math.nan)
+        steps.append(step)
+        values.append(value)
+    return steps, values
 
 
 def _band(axes: Axes, low: Line, high: Line) -> None:

@@ -19,6 +19,7 @@ from sentinel_bench.record import (
     read_events,
     read_result,
 )
+from sentinel_bench.report._numbers import count
 from sentinel_bench.score import rescore, score
 from sentinel_bench.soundness import MAX_WORKERS, Row, misfit, rows_of
 from sentinel_bench.trace import Boundary, read_trace
@@ -213,7 +214,7 @@ def _result(folder: Path, notes: list[str]) -> Mapping[str, Any] | None:
         )
     if differences:
         notes.append(
-            f"result.json says otherwise than the events in {len(differences)} places "
+            f"result.json says otherwise than the events in {count(len(differences), 'place')} "
             f"(first {differences[0]}). What is shown comes from the events."
         )
     return result
