@@ -63,13 +63,14 @@ def _panel(axes: Axes, found: Statistics, fate: Fate, direction: str, name: str)
     flags = found.flags.get((fate.worker, direction), [])
     marks = [(flag.step, flag.said[name]) for flag in flags if name in flag.said]
     marks = marks[:: max(1, math.ceil(len(marks) / MARKS))]
-    bounds = [*low.values, *high.values, *(x for _, said in marks for x in said[1:])]
-    window = _window(bounds, [*line.values, *(said[0] for _, said in marks)])
+    ends = [*low.values, *high.values, *(x for _, said in marks for x in said[1:])]
+    window = _window(ends, [*line.values, *(said[0] for _, said in marks)])
     if found.traced:
         _band(axes, low, high)
     else:
-        axes.vlines([step for step, _ in marks], [said[1] for _, said in marks],
-                    [said[2] for _, said in marks], color=FENCE, linewidth=2.5)  # fmt: skip
+        steps = [x for step, _ in marks for x in (step, step, math.nan)]
+        bounds = [y for _, said in marks for y in (said[1], said[2], math.nan)]
+        axes.plot(steps, bounds, color=FENCE, linewidth=2.5, solid_capstyle="butt")  # one path
     axes.plot(*_joined(line), color="#222222", linewidth=0.9, marker=".", markersize=2)
     at = [(step, said[0]) for step, said in marks if is_outside(said)]
     axes.plot([s for s, _ in at], [v for _, v in at], "o", color=FLAG, markersize=4,
