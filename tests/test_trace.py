@@ -47,6 +47,7 @@ def test_what_was_written_comes_back_in_order(tmp_path: Path) -> None:
     assert first.low.tolist() == [-1, -1] and first.high.tolist() == [2, 2]
     assert (second.stage, second.names, second.values.tolist()) == (2, ("norm",), [[1]])
     assert (third.step, third.replicas, third.values.tolist()) == (8, (0,), [[0.125], [16]])
+    assert (tmp_path / TRACE).read_text().count('"names"') == 2  # once for each set of them
 
 
 def test_numbers_that_json_has_no_word_for_come_back(tmp_path: Path) -> None:

@@ -309,6 +309,14 @@ def test_panels_show_attackers_and_flagged_honest_with_what_lies_beyond(page: Sh
     assert "as far as 1e+06" in words and "not finite" in words
 
 
+def test_a_fence_that_is_still_open_is_no_fence(page: Show) -> None:
+    is_open = {"l1": [0.5, -math.inf, math.inf]}
+    trace = [(step, 1, "activation", {0: is_open}) for step in (5, 6)]
+    shown = checked(page(log(), trace=trace))
+    assert "stage 1, replica 0, attacker: l1 (activation)" in texts(shown, 1)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")  # of a layout that cannot be made
 def test_the_same_record_gives_the_same_files(make: Make, tmp_path: Path) -> None:
     folder = make(log(*FATES), trace=[(5, 1, "activation", {0: {"l1": [math.nan, 0, 1]}})])
     first, second = (write(folder, tmp_path / name) for name in ("a", "b"))
