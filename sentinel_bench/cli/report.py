@@ -28,8 +28,10 @@ def report(folders: tuple[Path, ...], out: Path | None, as_json: bool) -> int:
 
     Exit status 1 if a run cannot be read; the others are written.
     """
-    from sentinel_bench.report import write
+    from sentinel_bench.report import require_run, write
 
+    for folder in folders:  # before anything is written
+        require_run(folder)
     written, failed = [], False
     for folder, target in _targets(folders, out):
         try:

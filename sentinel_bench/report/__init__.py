@@ -4,6 +4,7 @@ The record is untrusted: rows that do not fit are left out, and all text is esca
 from `score`, so the page says what `sentinel-bench score` says.
 """
 
+from sentinel_bench.report._read import require_run
 from sentinel_bench.report._write import Written, write
 
-__all__ = ["Written", "write"]
+__all__ = ["Written", "require_run", "write"]

@@ -24,6 +24,7 @@ GAP = 2
 """Steps between two values that are joined by a line."""
 REACH = 5.0
 """Heights of a fence that a panel shows above and below it: what is beyond is an arrow."""
+Said = tuple[float, float, float]
 FENCE, FLAG, BAN = "#9ecae1", "#d55e00", "#0072b2"
 
 
@@ -65,20 +66,19 @@ def _panel(axes: Axes, found: Statistics, fate: Fate, direction: str, name: str)
     marks = marks[:: max(1, math.ceil(len(marks) / MARKS))]
     ends = [*low.values, *high.values, *(x for _, said in marks for x in said[1:])]
     window = _window(ends, [*line.values, *(said[0] for _, said in marks)])
-    if found.traced:
-        _band(axes, low, high)
-    else:
-        steps = [x for step, _ in marks for x in (step, step, math.nan)]
-        bounds = [y for _, said in marks for y in (said[1], said[2], math.nan)]
-        axes.plot(steps, bounds, color=FENCE, linewidth=2.5, solid_capstyle="butt")  # one path
-    axes.plot(*_joined(line), color="#222222", linewidth=0.9, marker=".", markersize=2)
+    if window is not None:
+        axes.set_ylim(*window)
+        if found.traced:
+            _band(axes, low, high, window)
+        else:
+            _bars(axes, marks, window)
+    dot = "." if len(line.steps) <= MARKS else ""
+    axes.plot(*_joined(line), color="#222222", linewidth=0.9, marker=dot, markersize=2)
     at = [(step, said[0]) for step, said in marks if is_outside(said)]
     axes.plot([s for s, _ in at], [v for _, v in at], "o", color=FLAG, markersize=4,
               markerfacecolor="none", markeredgewidth=1.1)  # fmt: skip
     if window is not None:
-        axes.set_ylim(*window)
-        beyond = [*zip(line.steps, line.values, strict=True), *at]
-        _arrows(axes, beyond, window)
+        _arrows(axes, [*zip(line.steps, line.values, strict=True), *at], window)
     if fate.acted is not None:
         axes.axvline(fate.acted - 0.5, color=GREY, linestyle=":", linewidth=1.1, zorder=1)
     if fate.banned is not None:  # from the end of the step on
@@ -98,13 +98,29 @@ def _joined(line: Line) -> tuple[list[float], list[float]]:
     return steps, values
 
 
-def _band(axes: Axes, low: Line, high: Line) -> None:
+def _bars(axes: Axes, marks: Sequence[tuple[int, Said]], window: tuple[float, float]) -> None:
+    """Draw the inside of the fence at each flag, as one path."""
+    steps = [x for step, _ in marks for x in (step, step, math.nan)]
+    ends = [y for _, (_, low, high) in marks for y in (*_drawn(low, high, window), math.nan)]
+    axes.plot(steps, ends, color=FENCE, linewidth=2.5, solid_capstyle="butt")
+
+
+def _drawn(low: float, high: float, window: tuple[float, float]) -> tuple[float, float]:
+    """Return the ends of a fence within an axis: NaN for one that is open on both sides."""
+    if not (math.isfinite(low) or math.isfinite(high)):
+        return math.nan, math.nan
+    least, most = window
+    return min(max(low, least), most), min(max(high, least), most)
+
+
+def _band(axes: Axes, low: Line, high: Line, window: tuple[float, float]) -> None:
     """Fill the inside of a fence, a step wide for each step in which it was asked."""
     steps: list[float] = []
     below: list[float] = []
     above: list[float] = []
     last = None
-    for step, least, most in zip(low.steps, low.values, high.values, strict=True):
+    for step, *bounds in zip(low.steps, low.values, high.values, strict=True):
+        least, most = _drawn(bounds[0], bounds[1], window)
         if last is not None and step - last > 1:
             for line in (steps, below, above):
                 line.append(math.nan)

@@ -90,8 +90,7 @@ def read_run(folder: Path) -> Run:
         ConfigError: it is no run folder.
         RunError: settings or events cannot be read.
     """
-    if not (folder / CONFIG).exists():
-        raise ConfigError(f"{folder}: no run folder, it has no {CONFIG}{_inside(folder)}")
+    require_run(folder)
     config, events = read_config(folder), read_events(folder)
     try:
         cell = Cell.model_validate(config.get("cell"))
@@ -110,6 +109,16 @@ def read_run(folder: Path) -> Run:
     except RunError as error:
         notes.append(f"The trace is left out: {error}.")
     return run
+
+
+def require_run(folder: Path) -> None:
+    """Refuse what is no run folder.
+
+    Raises:
+        ConfigError: it has no settings; with run folders that are in it.
+    """
+    if not (folder / CONFIG).exists():
+        raise ConfigError(f"{folder}: no run folder, it has no {CONFIG}{_inside(folder)}")
 
 
 def steps_of(run: Run) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def browse(tmp_path: Path) -> Browse:
             [*command, driver.as_uri()], capture_output=True, text=True, timeout=100, check=False
         )
         console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-        assert console == []
+        assert not console, "\n".join(console)
         found = re.search(r'<pre id="said">(.*?)</pre>', done.stdout, re.DOTALL)
         assert found is not None and found[1], done.stderr[-2000:]
         return json.loads(html.unescape(found[1]))

@@ -111,6 +111,8 @@ def test_mistakes_of_the_user_are_one_line(
         status, out, err = call(*args)
         assert (status, out) == (2, ""), err
         assert words in err and err.count("\n") == 1 and "Traceback" not in err
+    assert call(folder, "nowhere")[0] == 2
+    assert not (folder / "report.html").exists()
 
 
 def test_two_runs_of_one_name_do_not_go_to_one_place(

@@ -309,6 +309,18 @@ def test_panels_show_attackers_and_flagged_honest_with_what_lies_beyond(page: Sh
     assert "as far as 1e+06" in words and "not finite" in words
 
 
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_fence_with_one_end_is_drawn_to_the_edge(page: Show, traced: bool) -> None:
+    said = {"l1": [3.0, -math.inf, 1.0]}
+    trace = [(5, 1, "activation", {0: said})] if traced else None
+    shown = checked(page(log(flag(5, 1, 0, l1=[3.0, "-inf", 1.0])), trace=trace))
+    assert "stage 1, replica 0, attacker: l1 (activation)" in texts(shown, 1)
+    root = ElementTree.fromstring(svg_of(shown.all("img")[1]))
+    assert not re.search(r"\b(inf|nan)\b", ElementTree.tostring(root, "unicode"))
+    painted = [e for e in root.iter() if "#9ecae1" in (e.get("style") or "")]
+    assert len(painted) == 2  # the fence, and its entry in the legend
+
+
 def test_a_fence_that_is_still_open_is_no_fence(page: Show) -> None:
     is_open = {"l1": [0.5, -math.inf, math.inf]}
     trace = [(step, 1, "activation", {0: is_open}) for step in (5, 6)]

@@ -47,8 +47,9 @@
     direction: element("direction").value,
     name: element("statistic").value,
   });
-  const isOutside = (triple) =>
-    triple && (triple[0] === null || (triple[1] !== null && triple[0] <= triple[1]) ||
+  const isClosed = (triple) => Boolean(triple) && (triple[1] !== null || triple[2] !== null);
+  const isOutside = (triple) => isClosed(triple) &&
+    (triple[0] === null || (triple[1] !== null && triple[0] <= triple[1]) ||
       (triple[2] !== null && triple[0] >= triple[2]));
 
   // --- drawing
@@ -141,9 +142,9 @@
       }
     }
     said.forEach((triple, i) => {
-      if (!triple || data.traced || triple[1] === null || triple[2] === null) return;
-      const at = x(flags.steps[i]);
-      make("path", { d: `M${at} ${clamp(triple[1])}V${clamp(triple[2])}`, class: "v-bar" }, svg);
+      if (data.traced || !isClosed(triple)) return;
+      const ends = [triple[1] ?? low, triple[2] ?? high].map(clamp);
+      make("path", { d: `M${x(flags.steps[i])} ${ends[0]}V${ends[1]}`, class: "v-bar" }, svg);
     });
     path(svg, own, x, clamp, "v-value");
     own.steps.forEach((step, i) => {
