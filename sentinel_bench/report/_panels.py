@@ -74,6 +74,9 @@ def _panel(axes: Axes, found: Statistics, fate: Fate, direction: str, name: str)
             _bars(axes, marks, window)
     dot = "." if len(line.steps) <= MARKS else ""
     axes.plot(*_joined(line), color="#222222", linewidth=0.9, marker=dot, markersize=2)
+    axes.plot(
+        [s for s, _ in marks], [v for _, (v, *_) in marks], ".", color="#222222", markersize=3
+    )
     at = [(step, said[0]) for step, said in marks if is_outside(said)]
     axes.plot([s for s, _ in at], [v for _, v in at], "o", color=FLAG, markersize=4,
               markerfacecolor="none", markeredgewidth=1.1)  # fmt: skip
@@ -173,12 +176,11 @@ def _legend(*, traced: bool) -> tuple[list[Any], list[str]]:
         return Line2D([], [], linestyle=style, color=color, marker=marker, markersize=4, **look)
 
     entries = [
+        (line("-" if traced else "none", "#222222", "."), "value"),
         (Patch(color=FENCE, alpha=0.45), "inside of the fence"),
         (line("none", FLAG, "o", markerfacecolor="none"), "flagged, outside of this fence"),
         (line("none", FLAG, "^"), "beyond the axis"),
         (line(":", GREY), "first lie"),
         (line("-", BAN), "ban"),
     ]
-    if traced:
-        entries.insert(0, (line("-", "#222222", "."), "value"))
     return [handle for handle, _ in entries], [label for _, label in entries]

@@ -139,9 +139,9 @@ def test_any_worker_direction_and_statistic_can_be_chosen(
         return seen;""",
     )
     assert said == [
-        [6, 3, 6, 1, 2, False],  # an arrow, and "not finite" in words
-        [6, 3, 6, 0, 0, False],
-        [6, 3, 6, 1, 0, False],
+        [7, 3, 6, 1, 2, False],  # an arrow, and "not finite" in words
+        [7, 3, 6, 0, 0, False],
+        [7, 3, 6, 1, 0, False],
         [0, 0, 0, 0, 2, False],  # nine is beyond five fences above one
         [0, 0, 0, 0, 0, True],
         ["0", "1", "update", "norm", "true"],

@@ -155,6 +155,9 @@
     flags.steps.forEach((step, i) => {
       make("path", { d: `M${x(step)} ${top - 3}v7`, class: "v-flag" }, svg);
       const triple = said[i];
+      if (triple && triple[0] !== null && inside(triple[0])) {
+        make("circle", { cx: x(step), cy: y(triple[0]), r: 1.4, class: "v-dot" }, svg);
+      }
       if (!isOutside(triple)) return;
       if (triple[0] !== null && inside(triple[0])) {
         make("circle", { cx: x(step), cy: y(triple[0]), r: 4, class: "v-out" }, svg);
