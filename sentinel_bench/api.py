@@ -121,7 +121,8 @@ class Colluders:
         signals: what the malicious replicas of the stage would honestly send, `[n, batch, tokens,
             hidden]` (updates: `[n, parameters]`), in the order of the replicas.
         index: which of them is oneself.
-        plan: a dictionary that all attackers of the run share, to keep and to change.
+        plan: a dictionary that all attackers of the run share, to keep and to change (over several
+            processes: those of the stages of one).
         generator: random numbers that come out the same for every attacker of this stage, in
             this step and direction.
     """
@@ -272,6 +273,8 @@ class Attack(Plugin[P]):
     axis: ClassVar[Literal["signals", "weights"]] = "signals"
     finite: ClassVar[bool] = True
     """False if it sends NaN or Inf on purpose."""
+    whole_model: ClassVar[bool] = False
+    """True if it runs stages that are not its own (`UpdateContext.relabel`, `Knowledge.MODEL`)."""
 
     @classmethod
     def deal(cls, own: Component, mode: Mode, rng: np.random.Generator) -> tuple[Component, Mode]:
@@ -358,6 +361,8 @@ class Setup:
     seed: int = 0
     """for what a verifier draws; differs from run to run with the seeds of model and data, while
     attackers, which must not know it, depend on that of the threat"""
+    microbatches: int = 1
+    """in which a step's batch crosses each boundary, one after the other"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +379,7 @@ class Signals:
             for a defense that does not ask for it (`needs_received`).
         active: `[replicas]` bool: neither banned nor tainted nor unreadable; only these are tested.
         again: the same work done a second time, for a defense that asks for it (`needs_again`).
+        microbatch: which part of the step's batch this is, from 0.
     """
 
     stage: int
@@ -383,6 +389,7 @@ class Signals:
     received: Tensor | None
     active: Tensor
     again: Again | None = None
+    microbatch: int = 0
 
 
 class Again(Protocol):

@@ -79,6 +79,9 @@ class TrainConfig(Frozen):
     steps: int = Field(350, ge=1)
     warmup_steps: int = Field(140, ge=0, description="honest steps without verification")
     batch_size: int = Field(4, ge=1)
+    microbatches: int = Field(
+        1, ge=1, description="parts of a worker's batch that cross the pipeline one after the other"
+    )
     seq_len: int = Field(64, ge=1)
     lr: float = Field(1.5e-3, gt=0)
     lr_warmup_steps: int = Field(20, ge=0)
@@ -96,6 +99,10 @@ class TrainConfig(Frozen):
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must be below steps {self.steps}: "
                 "nothing would be verified"
+            )
+        if self.batch_size % self.microbatches:
+            raise ValueError(
+                f"microbatches {self.microbatches} must divide batch_size {self.batch_size}"
             )
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"betas {self.betas} must lie in [0, 1)")

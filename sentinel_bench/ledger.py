@@ -69,6 +69,10 @@ class Ledger:
         """Return the number of workers left in each stage."""
         return [row.count(False) for row in self._banned]
 
+    def ban(self, stage: int, replica: int) -> None:
+        """Ban a worker, whatever it has done."""
+        self._banned[stage][replica] = True
+
     def judge(
         self, stage: int, flagged: Sequence[bool], severe: Sequence[bool], tested: Sequence[bool]
     ) -> Ruling:

@@ -33,6 +33,7 @@ from sentinel_bench.errors import KnowledgeError, PluginError
 from sentinel_bench.threat import Attacker
 
 Key = tuple[int, Direction, int]
+"""Stage, direction and replica of a worker's signals."""
 Look = Callable[[Tensor], Verdict | None]
 """Returns what the running defense would say of signals `[replicas, batch, tokens, hidden]`."""
 OnAct = Callable[[int, int, int, Place], None]
@@ -55,10 +56,15 @@ class Sent:
 
 
 class History:
-    """The honest signals of the workers that will need them, oldest first."""
+    """The honest signals of the workers that will need them, oldest first.
 
-    def __init__(self) -> None:
-        self._past: dict[Key, deque[Tensor]] = {}
+    Args:
+        microbatches: of a step; each has a past of its own.
+    """
+
+    def __init__(self, microbatches: int = 1) -> None:
+        self._past: dict[tuple[Key, int], deque[Tensor]] = {}
+        self._microbatches = microbatches
 
     @property
     def empty(self) -> bool:
@@ -67,24 +73,24 @@ class History:
 
     def watch(self, key: Key, depth: int) -> None:
         """Keep the last `depth` signals of a worker in a direction."""
-        if depth > 0:
-            old = self._past.get(key)
-            depth = max(depth, (old.maxlen or 0) if old is not None else 0)
-            self._past[key] = deque(old or (), maxlen=depth)
+        for microbatch in range(self._microbatches if depth > 0 else 0):
+            old = self._past.get((key, microbatch))
+            longest = max(depth, (old.maxlen or 0) if old is not None else 0)
+            self._past[key, microbatch] = deque(old or (), maxlen=longest)
 
-    def record(self, stage: int, direction: Direction, x: Tensor) -> None:
+    def record(self, stage: int, direction: Direction, x: Tensor, microbatch: int = 0) -> None:
         """Append this step's honest signals `[replicas, batch, tokens, hidden]` of a stage."""
-        for (s, d, replica), past in self._past.items():
-            if (s, d) == (stage, direction):
+        for ((s, d, replica), m), past in self._past.items():
+            if (s, d, m) == (stage, direction, microbatch):
                 past.append(x[replica].detach().clone())
 
-    def get(self, key: Key) -> Sequence[Tensor]:
+    def get(self, key: Key, microbatch: int = 0) -> Sequence[Tensor]:
         """Return the past signals of a worker, oldest first, as copies."""
-        return _Copies([*self._past.get(key, ())])
+        return _Copies([*self._past.get((key, microbatch), ())])
 
     def fork(self, attacks: Sequence[tuple[Attacker, Attack[Any]]]) -> History:
         """Return an independent history with the past that these attacks need, and no more."""
-        copy = History()
+        copy = History(self._microbatches)
         watch(attacks, copy)
         for key, past in copy._past.items():
             past.extend(self._past.get(key, ()))
@@ -152,10 +158,21 @@ class _Villain:
         self.attacker = attacker
         self.attack: Attack[Any] = registry.attacks.create(attacker.attack)
         self.knowledge = needs(self.attack)
-        self.generator = torch.Generator(device).manual_seed(attacker.seed)
         self.directions = directions(attacker.mode)
+        self._generators = [
+            torch.Generator(device).manual_seed(_seed_of(attacker.seed, n))
+            for n in range(max(1, len(self.directions)))
+        ]
         self.harm = Harm()
         self._drawn: tuple[tuple[int, int], bool] = ((-1, 0), True)
+
+    def generator(self, where: Place) -> torch.Generator:
+        """Return the random numbers for a place, which do not depend on what it does elsewhere.
+
+        A schedule may interleave the two directions as it likes.
+        """
+        second = len(self.directions) == 2 and where == self.directions[1]
+        return self._generators[second]
 
     def awake(self, context: AttackContext) -> bool:
         """Tell whether it acts in this pass: drawn once a pass, for both directions."""
@@ -241,8 +258,10 @@ class Tamperer:
             self._malicious.setdefault(a.stage, []).append(a.replica)
         self.seen = {place for v in self._villains for place in _seen_by(v)}
         """What stages send in which directions that attackers change, or receive."""
+        self.receives = {(v.attacker.stage, d) for v in self._villains for d in v.directions}
+        """Stages whose attackers receive something in a direction in which they act."""
         self._plan: dict[str, Any] = {}
-        self._poisoned: set[tuple[int, int, int]] = set()
+        self._poisoned: set[tuple[int, int, int, int]] = set()
         self._attempt = 0
         self.update_stages = sorted(
             {v.attacker.stage for v in self._villains if v.overrides("update")}
@@ -289,6 +308,7 @@ class Tamperer:
         x: Tensor,
         received: Tensor | None,
         look: Look = lambda _: None,
+        microbatch: int = 0,
     ) -> Sent:
         """Return what the replicas of `stage` send for the honest signals `x`.
 
@@ -297,6 +317,7 @@ class Tamperer:
             x: `[replicas, batch, tokens, hidden]`.
             received: what they received in this direction, same shape, or None.
             look: asks the running defense.
+            microbatch: which part of the step's batch these are.
 
         Raises:
             PluginError: an attack raised, changed its input, or returned something else than a
@@ -310,9 +331,9 @@ class Tamperer:
             if direction not in villain.directions:
                 continue
             if villain.attacker.poison_self and direction == "gradient" and received is not None:
-                tampered[replica] = (step, stage, replica) in self._poisoned
+                tampered[replica] = (step, stage, replica, microbatch) in self._poisoned
                 continue
-            context = self._context(villain, direction, step, x, received, look, out)
+            context = self._context(villain, direction, step, x, received, look, out, microbatch)
             sent = villain.act(direction, x[replica], context)
             if sent is None:
                 continue
@@ -325,7 +346,7 @@ class Tamperer:
         for replica, has_acted in enumerate(tampered):
             if has_acted:
                 self._on_act(step, stage, replica, direction)
-        self._history.record(stage, direction, x)
+        self._history.record(stage, direction, x, microbatch)
         return Sent(out, tampered, readable)
 
     def answer(
@@ -376,7 +397,18 @@ class Tamperer:
         liars = self._liars(holder, step)
         return _answers(liars, malicious, sent, of, by, honest)
 
-    def poison(self, stage: int, step: int, arrived: Tensor, excluded: Sequence[bool]) -> Tensor:
+    def hear(self, stage: int, direction: Direction, x: Tensor, microbatch: int) -> None:
+        """Take in what `stage`, which is in another process, has sent: some have it as a past."""
+        self._history.record(stage, direction, x, microbatch)
+
+    def poison(
+        self,
+        stage: int,
+        step: int,
+        arrived: Tensor,
+        excluded: Sequence[bool],
+        microbatch: int = 0,
+    ) -> Tensor:
         """Return the gradients that `stage` lets into its own backward pass.
 
         Those `arrived` `[replicas, batch, tokens, hidden]`, corrupted by attackers with
@@ -388,7 +420,9 @@ class Tamperer:
             acts = a.poison_self and "gradient" in villain.directions
             if not acts or excluded[a.replica]:
                 continue
-            context = self._context(villain, "gradient", step, arrived, None, lambda _: None, out)
+            context = self._context(
+                villain, "gradient", step, arrived, None, lambda _: None, out, microbatch
+            )
             sent = villain.act("gradient", arrived[a.replica], context)
             if sent is None:
                 continue
@@ -401,7 +435,7 @@ class Tamperer:
             if out is arrived:
                 out = arrived.clone()
             out[a.replica] = sent
-            self._poisoned.add((step, stage, a.replica))
+            self._poisoned.add((step, stage, a.replica, microbatch))
             villain.did(sent, arrived[a.replica])
         return out
 
@@ -431,7 +465,7 @@ class Tamperer:
                 direction="update",
                 received=None,
                 history=(),
-                generator=villain.generator,
+                generator=villain.generator("update"),
                 age=step - a.start,
                 attempt=self._attempt,
                 name=a.attack.name,
@@ -487,7 +521,7 @@ class Tamperer:
                 direction="update",
                 received=None,
                 history=(),
-                generator=villain.generator,
+                generator=villain.generator("update"),
                 age=step - a.start,
                 attempt=self._attempt,
                 name=a.attack.name,
@@ -531,11 +565,12 @@ class Tamperer:
         received: Tensor | None,
         look: Look,
         out: Tensor,
+        microbatch: int = 0,
     ) -> AttackContext:
         a = villain.attacker
         granted: dict[Knowledge, Callable[[], Any]] = {
             Knowledge.COLLUDERS: lambda: self._colluders(
-                a, direction, step, x[self._malicious[a.stage]]
+                a, direction, step, x[self._malicious[a.stage]], microbatch
             ),
             Knowledge.HONEST: lambda: x[self._honest(a.stage, len(x))],
             Knowledge.DETECTOR: lambda: _Oracle(look, out, a.replica),
@@ -546,8 +581,8 @@ class Tamperer:
             replica=a.replica,
             direction=direction,
             received=None if received is None else received[a.replica].clone(),
-            history=self._past(a, direction),
-            generator=villain.generator,
+            history=self._past(a, direction, microbatch),
+            generator=villain.generator(direction),
             age=step - a.start,
             attempt=self._attempt,
             name=a.attack.name,
@@ -572,16 +607,19 @@ class Tamperer:
         }
         return _grant(villain, granted, "update")
 
-    def _past(self, attacker: Attacker, direction: Direction) -> Sequence[Tensor]:
+    def _past(self, attacker: Attacker, direction: Direction, microbatch: int) -> Sequence[Tensor]:
         """Return the past signals of an attacker, without those of this step."""
-        past = self._history.get(_past_of(attacker, direction))
+        past = self._history.get(_past_of(attacker, direction), microbatch)
         return past[:-1] if _poisons(attacker, direction) else past
 
     def _honest(self, stage: int, replicas: int) -> list[int]:
         return [r for r in range(replicas) if r not in self._malicious[stage]]
 
-    def _colluders(self, a: Attacker, where: Place, step: int, signals: Tensor) -> Colluders:
-        seed = zlib.crc32(f"{self._villains[0].attacker.seed} {a.stage} {where} {step}".encode())
+    def _colluders(
+        self, a: Attacker, where: Place, step: int, signals: Tensor, microbatch: int = 0
+    ) -> Colluders:
+        what = f"{self._villains[0].attacker.seed} {a.stage} {where} {step}"
+        seed = zlib.crc32((f"{what} {microbatch}" if microbatch else what).encode())
         return Colluders(
             signals=signals,
             index=self._malicious[a.stage].index(a.replica),
@@ -633,6 +671,11 @@ def _grant(
         for what in villain.knowledge
         if what is not Knowledge.OWN
     }
+
+
+def _seed_of(seed: int, n: int) -> int:
+    """Return the n-th seed that follows from one; the first is that one."""
+    return zlib.crc32(f"{seed} {n}".encode()) if n else seed
 
 
 def size_of(sent: Tensor, honest: Tensor) -> float:

@@ -131,12 +131,14 @@ class Workshop:
 
     def __init__(self, live: LiveExchange) -> None:
         self.scenario = Scenario()
-        self._cross = live.cross
-        live.cross = self.cross  # type: ignore[method-assign]
+        self._depart = live.depart
+        live.depart = self.depart  # type: ignore[method-assign]
 
-    def cross(self, stage: int, direction: Any, x: Tensor, tainted: list[bool]) -> Any:
+    def depart(
+        self, stage: int, direction: Any, x: Tensor, tainted: list[bool], microbatch: int = 0
+    ) -> Any:
         self.honest = x.detach().clone()
-        return self._cross(stage, direction, x, tainted)
+        return self._depart(stage, direction, x, tainted, microbatch)
 
     def redo(self, stage: int, direction: Any, of: Any, received: Tensor | None) -> Tensor:
         return self.honest[list(of)]
@@ -152,10 +154,10 @@ def run(live: LiveExchange, steps: int = 16) -> int:
         tainted = [False] * REPLICAS
         for stage, direction in ((0, "activation"), (1, "activation")):
             x = base + 0.05 * torch.randn(REPLICAS, *SHAPE, generator=noise)
-            _, tainted = live.cross(stage, direction, x, tainted)
+            _, tainted = live.depart(stage, direction, x, tainted)
         for stage, direction in ((2, "gradient"), (1, "gradient")):
             x = base + 0.05 * torch.randn(REPLICAS, *SHAPE, generator=noise)
-            _, tainted = live.cross(stage, direction, x, tainted)
+            _, tainted = live.depart(stage, direction, x, tainted)
         tampered += live.inspector.tally.tampered
         if live.weighs:
             tampered += hand_in(live)
