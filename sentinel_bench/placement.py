@@ -5,9 +5,10 @@ Placement changes no number of a run, so it is no part of a cell's identity. No 
 
 from __future__ import annotations
 
+import os
 import re
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -81,6 +82,15 @@ class Placement(Frozen):
         return self.processes > 1
 
     @property
+    def follows(self) -> bool:
+        """True in a process of torchrun that is not the first."""
+        return self.torchrun and os.environ.get("RANK", "0") != "0"
+
+    def record(self) -> dict[str, Any]:
+        """Return what goes to the provenance of a run."""
+        return self.model_dump(mode="json", exclude={"timeout"})
+
+    @property
     def length(self) -> int:
         """Number of processes of one pipeline."""
         return self.processes // self.groups
@@ -95,14 +105,13 @@ class Placement(Frozen):
         """Return the segments of a process."""
         return self.segments(stages)[rank % self.length :: self.length]
 
-    def describe(self, rank: int, scenario: Scenario) -> str:
-        """Say what a process does, for messages."""
-        parts = [
-            f"{s[0]}-{s[-1]}" if len(s) > 1 else f"{s[0]}"
-            for s in self.stages_of(rank, scenario.grid.stages)
-        ]
+    def stages_in_words(self, rank: int, stages: int) -> str:
+        """Say what a process holds, for messages."""
+        segments = self.stages_of(rank, stages)
+        parts = [f"{s[0]}-{s[-1]}" if len(s) > 1 else f"{s[0]}" for s in segments]
         group = f", replica group {rank // self.length}" if self.groups > 1 else ""
-        return f"rank {rank} (stage{'s' * (parts != ['0'])} {', '.join(parts)}{group})"
+        plural = "s" if sum(map(len, segments)) > 1 else ""
+        return f"stage{plural} {', '.join(parts)}{group}"
 
     def check(self, scenario: Scenario) -> None:
         """Refuse what cannot be placed.

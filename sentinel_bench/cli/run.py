@@ -39,6 +39,8 @@ def run(**options: Any) -> int:
     plan = suite.make_plan(
         scenarios, attacks, defenses, tuned, rules, unprotected=options["unprotected"]
     )
+    placement = _options.placement(options)
+    suite.check_placement(plan, placement)
     if options["dry_run"]:
         _output.print_plan(plan, as_json=options["as_json"])
         return 0
@@ -49,7 +51,10 @@ def run(**options: Any) -> int:
         commands=[_output.command()],
         resume=options["resume"],
         threads=options["threads"],
+        placement=placement,
     )
+    if placement.follows:
+        return 0
     if options["as_json"]:
         _output.print_json([{"folder": str(f.folder), **f.result} for f in finished])
     else:
