@@ -28,6 +28,9 @@ from sentinel_bench.placement import Placement
 
 NOTE = 1024
 """Bytes that `share` sends in one go; longer notes take a second round."""
+KINDS = ("activation", "gradient", "taint", "replicas", "weights", "control")
+"""What travels: signals; who is tainted; signals that replica groups show each other; sums of
+weight gradients; all the rest."""
 HEADER = 8
 """Bytes of a note's length."""
 
@@ -76,7 +79,7 @@ class Mesh:
         self.segments: Sequence[range] = placement.stages_of(rank, grid.stages)
         share = grid.replicas // placement.groups
         self.replicas = range(self.column[0] * share, (self.column[0] + 1) * share)
-        self.traffic = {"activation": 0, "gradient": 0, "taint": 0, "weights": 0, "control": 0}
+        self.traffic = dict.fromkeys(KINDS, 0)
         """Bytes that this process has sent so far, by kind."""
         self._all = placement.segments(grid.stages)
         self._world = placement.processes
@@ -102,7 +105,7 @@ class Mesh:
         if groups == 1:
             return x
         own = x.detach().contiguous()
-        self.traffic["activation"] += own.nbytes * (groups - 1)
+        self.traffic["replicas"] += own.nbytes * (groups - 1)
         parts = [torch.empty_like(own) for _ in range(groups)]
         dist.all_gather(parts, own, group=self._peers)
         return torch.cat(parts)

@@ -126,6 +126,7 @@ class Session:
         self._aggregate(cell.aggregator)
         for row in self._rows:
             log.append("step", **row)
+        before_run = dict(self._team.traffic)
         ending: Ending = "complete"
         for step in range(train.warmup_steps, train.steps):
             started = clock()
@@ -145,6 +146,9 @@ class Session:
                 ending = "exhausted"
                 break
         self._trainer.connect(None)
+        traffic = self._traffic(before_run, step + 1 - train.warmup_steps)
+        if traffic:
+            log.append("traffic", sent=traffic)
         for (worker_stage, replica), harm in self._harms(tamperer).items():
             if harm.signals:
                 log.append(
@@ -159,6 +163,12 @@ class Session:
         loss, tokens = self._trainer.evaluate()
         log.append("eval", step=step, loss=loss, tokens=tokens)
         return ending
+
+    def _traffic(self, before: dict[str, int], steps: int) -> dict[str, int]:
+        """Return the bytes per step that all processes have sent, by kind; none if one is alone."""
+        sent = {kind: total - before[kind] for kind, total in self._team.traffic.items()}
+        everybody = self._team.share(sent)
+        return {kind: round(sum(one[kind] for one in everybody) / steps) for kind in sent}
 
     def _harms(self, tamperer: Tamperer) -> dict[tuple[int, int], Harm]:
         """Return what each attacker has done, wherever it is."""
