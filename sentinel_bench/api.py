@@ -575,6 +575,10 @@ class Defense(Plugin[P]):
     """True if it has work done a second time; others are not given the means."""
     needs_updates: bool = False
     """True if `check_updates` is to be called."""
+    across_stages: ClassVar[bool] = False
+    """True if it compares stages with each other: it then runs in one process only."""
+    whole_batch: ClassVar[bool] = False
+    """True if it needs the whole batch of a step in one message: no microbatches."""
     learns: ClassVar[bool] = True
     """False if nothing of the warm-up matters to it: it is then not shown."""
     blind_to: ClassVar[str] = ""

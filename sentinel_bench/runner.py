@@ -34,7 +34,7 @@ from sentinel_bench.threat import place
 if TYPE_CHECKING:
     from sentinel_bench.data.tokens import Tokens
 
-ENGINE = ("api", "config", "ledger", "threat", "pipeline/*", "models/*", "data/*")
+ENGINE = ("api", "config", "ledger", "placement", "threat", "pipeline/*", "models/*", "data/*")
 """Modules whose code decides about the numbers of a run."""
 
 Slot = tuple[str | int, ...]
