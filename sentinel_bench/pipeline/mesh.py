@@ -8,6 +8,7 @@ All processes that hold a stage hold the same weights of it, see the signals of 
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
@@ -44,7 +45,7 @@ def connect(placement: Placement, rank: int, init_method: str, device: str) -> N
     seconds = timedelta(seconds=placement.timeout)
     options: dict[str, Any] = {"backend": "gloo"}
     if device == "cuda":
-        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": _own_gpu(placement)}
+        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": _own_gpu(placement, rank)}
     dist.init_process_group(
         init_method=init_method,
         rank=rank,
@@ -183,16 +184,14 @@ class Mesh:
         dist.all_reduce(torch.zeros(1), group=self._control)
 
 
-def _own_gpu(placement: Placement) -> torch.device:
-    """Take the GPU of this process.
+def _own_gpu(placement: Placement, rank: int) -> torch.device:
+    """Take the GPU of this process: NCCL refuses two processes on one.
 
     Raises:
         ConfigError: there is none.
     """
-    from os import environ
-
     gpus = torch.cuda.device_count()
-    local = int(environ.get("LOCAL_RANK", dist.get_rank() if dist.is_initialized() else 0))
+    local = int(os.environ.get("LOCAL_RANK", rank))  # torchrun may have several machines
     if local >= gpus:
         raise ConfigError(
             f"{placement.processes} processes on cuda need a GPU each, and {gpus} are visible "
