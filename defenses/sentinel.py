@@ -178,7 +178,7 @@ class Sentinel(Defense[SentinelParams]):
         channels = self._channels(signals)
         reference = reference.to(signals.sent.dtype)
         explained = _Explained(self.params.statistics, deviations, self._fences, channels)
-        if self._fences.all_inside(channels, deviations):
+        if _is_cheap_to_read(deviations) and self._fences.all_inside(channels, deviations):
             return Verdict(nobody, nobody, reference, explained), deviations
         outside, distance = self._fences.outside(channels, deviations)
         severe = (~(distance < self.params.severity) & outside).any(0)
@@ -193,8 +193,7 @@ class Sentinel(Defense[SentinelParams]):
     def learn(self, signals: Signals, clean: Tensor) -> None:
         """Take the clean signals into the average and the clean deviations into the window."""
         if self._last is not None:
-            nan = self._last.new_tensor(float("nan"))
-            values = self._last.where(clean, nan)
+            values = self._last.masked_fill(~clean, float("nan"))
             self._values[self._channels(signals), signals.microbatch] = values
         self._remember(signals, clean)
 
@@ -228,13 +227,16 @@ class Sentinel(Defense[SentinelParams]):
 
     def _remember(self, signals: Signals, clean: Tensor) -> None:
         """Move the average towards the mean of the clean signals."""
-        if not clean.any():
-            return
         key = (signals.stage, signals.direction)
+        old = self._average.get(key)
+        if (old is None or _is_cheap_to_read(clean)) and not clean.any():
+            return
         mean = _mean(signals.sent.float(), clean)
         beta = getattr(self.params.beta, signals.direction)
-        old = self._average.get(key)
-        self._average[key] = mean if old is None else old.lerp(mean, 1 - beta)
+        if old is not None:
+            mean = old.lerp(mean, 1 - beta)
+            mean = mean if _is_cheap_to_read(clean) else mean.where(clean.any(), old)
+        self._average[key] = mean
 
     def _reference(self, signals: Signals) -> Tensor | None:
         """Return what the signals are compared with, or None while there is nothing."""
@@ -292,7 +294,7 @@ class Averaging(Sentinel):
     )
 
     def _reference(self, signals: Signals) -> Tensor | None:
-        if not signals.active.any():
+        if _is_cheap_to_read(signals.active) and not signals.active.any():
             return None
         return _mean(signals.sent.float(), signals.active)
 
@@ -321,6 +323,11 @@ class _Explained(Mapping[str, "tuple[Tensor, float, float]"]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _is_cheap_to_read(x: Tensor) -> bool:
+    """Tell whether a look at a number does not wait for a device."""
+    return x.device.type == "cpu"
 
 
 def _mean(x: Tensor, where: Tensor) -> Tensor:
