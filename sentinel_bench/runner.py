@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sentinel_bench import registry
 from sentinel_bench.config import Cell, Scenario
-from sentinel_bench.errors import PluginError, RunError, SentinelBenchError
+from sentinel_bench.errors import FaultError, PluginError, RunError, SentinelBenchError
 from sentinel_bench.provenance import differing, digest, provenance, source_digest
 from sentinel_bench.record import (
     RunFolder,
@@ -103,7 +103,7 @@ def identity(cell: Cell, data: str) -> dict[str, Any]:
     """
     scenario = cell.scenario.model_dump(mode="json", exclude={"track"})
     if cell.attack.name == "none":
-        del scenario["threat"], scenario["seeds"]["threat"]
+        del scenario["threat"], scenario["faults"], scenario["seeds"]["threat"]
     root = Path(__file__).parent
     engine = [p for name in ENGINE for p in sorted(root.glob(f"{name}.py"))]
     return {
@@ -283,6 +283,8 @@ def _title(cell: Cell) -> str:
 def _party(error: Exception) -> str:
     if isinstance(error, PluginError):
         return error.party
+    if isinstance(error, FaultError):
+        return "fault"
     if isinstance(error, OSError | MemoryError | RunError) or "out of memory" in str(error):
         return "host"
     return "pipeline"

@@ -26,6 +26,7 @@ from sentinel_bench.api import (
     Redone,
     Updates,
 )
+from sentinel_bench.config import FaultConfig
 from sentinel_bench.pipeline import cost
 from sentinel_bench.pipeline.inspect import (
     Inspector,
@@ -37,7 +38,8 @@ from sentinel_bench.pipeline.inspect import (
     row_mask,
     show,
 )
-from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
+from sentinel_bench.pipeline.tamper import History, Tamperer
+from sentinel_bench.pipeline.transport import Transport
 from sentinel_bench.pipeline.updates import Handed, showing
 from sentinel_bench.pipeline.weights import StageWork
 
@@ -179,11 +181,15 @@ class LiveExchange:
 
     Args:
         tamperer, inspector: the two sides.
+        faults: what becomes of messages that are lost between them.
     """
 
-    def __init__(self, tamperer: Tamperer, inspector: Inspector) -> None:
+    def __init__(
+        self, tamperer: Tamperer, inspector: Inspector, faults: FaultConfig | None = None
+    ) -> None:
         self.tamperer = tamperer
         self.inspector = inspector
+        self.transport = Transport(faults or FaultConfig(), inspector.ledger)
         self.step = 0
         self.keeps = False
         """True if gradients are kept at the boundaries, though nobody looks at them."""
@@ -200,8 +206,9 @@ class LiveExchange:
         return self.tamperer.idle and self.inspector.passive and not self.keeps
 
     def looks(self, stage: int, direction: Direction) -> bool:
-        """Tell whether a defense or an attacker needs to see a signal."""
-        return not self.inspector.passive or (stage, direction) in self.tamperer.seen
+        """Tell whether a defense or an attacker needs to see a signal, or a taint what follows."""
+        seen = not self.inspector.passive or (stage, direction) in self.tamperer.seen
+        return seen or any(self.inspector.tainted)
 
     def cross(
         self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
@@ -269,7 +276,8 @@ class LiveExchange:
         look = partial(
             self.inspector.preview, stage, direction, self.step, received=received, tainted=tainted
         )
-        sent: Sent = self.tamperer.send(stage, direction, self.step, x, received, look)
+        sent = self.tamperer.send(stage, direction, self.step, x, received, look)
+        sent = self.transport.deliver(stage, direction, self.step, sent)
         if self.inspector.redundancy is None:
             answer = partial(self.tamperer.answer, stage, direction, self.step, sent.x)
         else:

@@ -87,11 +87,12 @@ class Inspector:
         """Check what `stage` sent; return what is passed on, and the tainted ranks."""
         self.tally.tampered += sum(sent.tampered)
         self._lied.update((stage, r) for r, lied in enumerate(sent.tampered) if lied)
+        missing = sent.missing or [False] * len(tainted)
         if self.passive:
-            return sent.x, tainted
+            return self._unseen(stage, direction, sent.x, tainted, missing)
         intact = intact_rows(sent)
         x = sent.x if all(intact) else zero_rows(sent.x, [not i for i in intact])
-        tested = self._tested(stage, tainted)
+        tested = [t and not m for t, m in zip(self._tested(stage, tainted), missing, strict=True)]
         active = [t and i for t, i in zip(tested, intact, strict=True)]
         mask = row_mask(active, x)
         signals = Signals(
@@ -101,14 +102,14 @@ class Inspector:
         verdict = check(self._defense, signals)
         flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
         severe = [s or not i for s, i in zip(verdict.severe.tolist(), intact, strict=True)]
-        if any(f and t for f, t in zip(flagged, tested, strict=True)):
+        if any(missing) or any(f and t for f, t in zip(flagged, tested, strict=True)):
             self._suspects.add(stage)
         ruling = self.ledger.judge(stage, flagged, severe, tested)
         self._count(stage, direction, step, sent.tampered, flagged, tested, verdict)
         self._pardoned(stage, direction, step, ruling)
         clean = [c and i for c, i in zip(ruling.clean, intact, strict=True)]
         learn(self._defense, signals, mask if clean == active else row_mask(clean, x))
-        broken = [t and not i for t, i in zip(tested, intact, strict=True)]
+        broken = [m or (t and not i) for m, t, i in zip(missing, tested, intact, strict=True)]
         now = [a or b or c for a, b, c in zip(tainted, ruling.flagged, broken, strict=True)]
         self._taint(stage, direction, now)
         if direction == "gradient":
@@ -217,6 +218,20 @@ class Inspector:
         """Return the ranks that are left out of this step's weight gradients."""
         quarantine = self.ledger.policy.quarantine
         return [(quarantine and t) or self.ledger.lost(r) for r, t in enumerate(self.tainted)]
+
+    def _unseen(
+        self,
+        stage: int,
+        direction: Direction,
+        x: Tensor,
+        tainted: list[bool],
+        missing: list[bool],
+    ) -> tuple[Tensor, list[bool]]:
+        """Return what is passed on where no defense looks, and the tainted ranks."""
+        now = [t or m for t, m in zip(tainted, missing, strict=True)]
+        self._taint(stage, direction, now)
+        gone = [self.ledger.lost(r) or (t and direction == "gradient") for r, t in enumerate(now)]
+        return (zero_rows(x, gone) if any(gone) else x), now
 
     def _tested(self, stage: int, tainted: list[bool]) -> list[bool]:
         """Return the replicas that are tested: neither tainted, nor lost, nor banned."""

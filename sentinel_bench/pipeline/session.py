@@ -104,8 +104,9 @@ class Session:
             cell.scenario.device,
             ledger.banned,
             _first_acts(log),
+            self.scenario.faults.deadline,
         )
-        exchange = LiveExchange(tamperer, inspector)
+        exchange = LiveExchange(tamperer, inspector, self.scenario.faults)
         triggers = tamperer.triggers(self._trainer.vocabulary)
         before = [self._trainer.success(*trigger) for trigger in triggers]
         self._trainer.connect(exchange)
@@ -122,7 +123,8 @@ class Session:
                 log.append("resync", step=step, stage=drifted, distance=distance)
             inspector.end_step(step)
             exchange.end_step()
-            log.append("step", **_step_row(step, result, tally, clock() - started))
+            waited = exchange.transport.take()
+            log.append("step", **_step_row(step, result, tally, clock() - started, waited))
             tick()
             empty = _exhausted(ledger)
             if empty is not None:
@@ -272,7 +274,9 @@ def _first_acts(log: Log) -> OnAct:
     return on_act
 
 
-def _step_row(step: int, result: StepResult, tally: Tally, seconds: float) -> dict[str, Any]:
+def _step_row(
+    step: int, result: StepResult, tally: Tally, seconds: float, waited: float = 0.0
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "step": step,
         "loss": result.loss,
@@ -285,6 +289,8 @@ def _step_row(step: int, result: StepResult, tally: Tally, seconds: float) -> di
     }
     if result.skipped:
         row["skipped"] = True
+    if waited:
+        row["waited"] = waited
     return row
 
 
