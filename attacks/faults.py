@@ -44,7 +44,7 @@ class Crash(Attack[CrashParams]):
 class StraggleParams(Frozen):
     """Parameters of `straggle`."""
 
-    seconds: float = Field(0.5, gt=0, description="how late a message comes")
+    seconds: float = Field(0.5, gt=0, le=86_400, description="how late a message comes")
     rate: float = Field(1.0, gt=0, le=1, description="share of its messages that are late")
 
 
@@ -58,7 +58,7 @@ class Straggle(Attack[StraggleParams]):
     Params = StraggleParams
     fault = True
     note: ClassVar[str] = (
-        "Nobody sleeps: the simulated seconds are added to the clock of the step, and those of all "
+        "Nobody sleeps: the simulated seconds are added to those of the step, and those of all "
         "boundaries and directions of a step add up. A late worker has acted, so recall counts it, "
         "but no defense here looks at a clock: while its messages come before the deadline nobody "
         "is banned for it, and recall and F1 are 0. What it costs shows in tokens per second; its "

@@ -97,7 +97,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Late:
-    """In place of a signal: one that is sent, but late. Nobody sleeps: only a clock moves.
+    """In place of a signal: one that is sent, but late. Nobody sleeps: the seconds are added.
 
     Attributes:
         signal: what is sent, `[batch, tokens, hidden]`.

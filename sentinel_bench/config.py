@@ -138,7 +138,10 @@ class FaultConfig(Frozen):
     """What becomes of a message that does not come, or comes too late: it is lost."""
 
     deadline: float | None = Field(
-        None, gt=0, description="seconds that a receiver waits for a message; default: for ever"
+        None,
+        gt=0,
+        le=86_400,
+        description="seconds that a receiver waits for a message; default: for ever",
     )
     on_crash: Literal["end", "ban"] = Field(
         "end",

@@ -226,12 +226,6 @@ class _Aside:
     since: float | None = None
 
 
-class _Waited:
-    """How long everybody would have waited so far."""
-
-    seconds = 0.0
-
-
 @contextmanager
 def aside() -> Iterator[None]:
     """Mark work within the `with` block as the simulation's own: no machine would have to do it.
@@ -251,15 +245,7 @@ def aside() -> Iterator[None]:
         _Aside.seconds += time.perf_counter() - started
 
 
-def waited(seconds: float) -> None:
-    """Tell that everybody would have waited: nobody sleeps, but the clock leaps ahead."""
-    _Waited.seconds += seconds
-
-
 def clock() -> float:
-    """Return seconds from some moment on; they stand still while work is `aside`.
-
-    What everybody has `waited` for counts.
-    """
+    """Return seconds from some moment on that stand still while work is `aside`."""
     now = time.perf_counter() if _Aside.since is None else _Aside.since
-    return now - _Aside.seconds + _Waited.seconds
+    return now - _Aside.seconds

@@ -124,7 +124,8 @@ class Session:
             inspector.end_step(step)
             exchange.end_step()
             waited = exchange.transport.take()
-            log.append("step", **_step_row(step, result, tally, clock() - started, waited))
+            seconds = clock() - started + waited
+            log.append("step", **_step_row(step, result, tally, seconds, waited))
             tick()
             empty = _exhausted(ledger)
             if empty is not None:

@@ -1,4 +1,4 @@
-"""What messages do on their way: some never come, some are late. Nobody sleeps; a clock moves.
+"""What messages do on their way: some never come, some are late. Nobody sleeps; seconds are added.
 
 Simulated: a receiver that finds out that a message is missing, how long it waits for one, and what
 then follows (`FaultConfig`). Receivers find out for themselves, each anew: a worker that is silent
@@ -22,7 +22,6 @@ from sentinel_bench.api import Direction
 from sentinel_bench.config import FaultConfig
 from sentinel_bench.errors import FaultError
 from sentinel_bench.ledger import Ledger
-from sentinel_bench.pipeline import cost
 from sentinel_bench.pipeline.tamper import Sent
 
 
@@ -49,28 +48,24 @@ class Transport:
         """
         if not (any(sent.missing) or any(sent.late)):
             return sent
-        expected = [not self._ledger.lost(r) for r in range(len(sent.missing))]
-        lost = [gone and due for gone, due in zip(sent.missing, expected, strict=True)]
+        expected = [not self._ledger.lost(r) for r in range(len(sent.readable))]
+        missing = sent.missing or [False] * len(expected)
+        delays = sent.late or [0.0] * len(expected)
+        lost = [gone and due for gone, due in zip(missing, expected, strict=True)]
         patience = self._faults.deadline or 0.0
-        self._wait(
-            max(
-                patience if gone else late * due
-                for gone, late, due in zip(lost, sent.late, expected, strict=True)
-            )
+        self._waited += max(
+            patience if gone else late * due
+            for gone, late, due in zip(lost, delays, expected, strict=True)
         )
         for replica, gone in enumerate(lost):
             if gone:
-                self._lose(stage, replica, direction, step, sent.late[replica])
+                self._lose(stage, replica, direction, step, delays[replica])
         return replace(sent, missing=lost)
 
     def take(self) -> float:
-        """Return the seconds waited since the last call."""
+        """Return the simulated seconds of waiting since the last call: no clock has seen them."""
         waited, self._waited = self._waited, 0.0
         return waited
-
-    def _wait(self, seconds: float) -> None:
-        self._waited += seconds
-        cost.waited(seconds)
 
     def _lose(self, stage: int, replica: int, direction: Direction, step: int, late: float) -> None:
         if self._faults.on_crash == "ban":

@@ -70,6 +70,7 @@ def test_settings_of_faults_are_shown_and_may_stand_in_a_file(call: Call) -> Non
         (["--deadline", "0"], "faults.deadline: Input should be greater than 0"),
         (["--deadline", "-1"], "faults.deadline: "),
         (["--deadline", "soon"], "faults.deadline: "),
+        (["--deadline", "1e300"], "faults.deadline: "),
         (["--deadline", ".nan"], "faults.deadline: "),
         (["--deadline", ".inf"], "faults.deadline: "),
         (["--set", "faults.deadlin=1"], "unknown key 'faults.deadlin'; did you mean deadline"),

@@ -392,6 +392,7 @@ def test_an_unknown_attack_is_an_error_that_names_the_nearest():
         "crash:after=-1",
         "straggle:seconds=0",
         "straggle:seconds=.inf",
+        "straggle:seconds=86401",
         "straggle:rate=0",
         "straggle:rate=1.1",
     ],

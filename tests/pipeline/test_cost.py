@@ -160,16 +160,6 @@ def test_the_clock_goes_on_after_an_error_aside(now: list[float]) -> None:
     assert cost.clock() - started == 3
 
 
-def test_what_is_waited_for_is_on_the_clock_and_nobody_sleeps(now: list[float]) -> None:
-    started = cost.clock()
-    now[0] += 1
-    cost.waited(0.5)
-    with cost.aside():
-        now[0] += 10
-        cost.waited(0.25)
-    assert cost.clock() - started == 1.75
-
-
 def test_what_a_defense_reads_of_updates_takes_no_time_and_what_it_computes_does(
     lab: Lab, plug: Callable[..., None], now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -469,6 +469,18 @@ def test_a_crossing_takes_as_long_as_its_latest_message_and_crossings_add_up() -
     assert post.take() == 0
 
 
+def test_a_message_without_the_marks_came_in_time() -> None:
+    post, _ = transport(on_crash="ban", deadline=1)
+    x, yes, no = torch.zeros(4, 1, 2, 3), [True] * 4, [False] * 4
+    plain = Sent(x, no, yes)
+    assert post.deliver(1, "activation", 0, plain) is plain
+    assert post.deliver(1, "activation", 0, Sent(x, no, yes, late=[0, 0.5, 0, 0])).missing == no
+    assert post.take() == 0.5
+    gone = [True, False, False, False]
+    assert post.deliver(1, "activation", 0, Sent(x, no, yes, gone)).missing == gone
+    assert post.take() == 1
+
+
 def test_nothing_is_expected_of_a_rank_that_is_lost() -> None:
     for handling in ("end", "ban"):
         post, ledger = transport("drop", on_crash=handling, deadline=1)
