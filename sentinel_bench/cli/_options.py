@@ -42,6 +42,8 @@ SHORT = {
     "model_seed": "seeds.model",
     "data_seed": "seeds.data",
     "threat_seed": "seeds.threat",
+    "on_crash": "faults.on_crash",
+    "deadline": "faults.deadline",
     "device": "device",
 }
 """Option to the setting that it sets."""
@@ -62,6 +64,8 @@ _HELP = {
     "model_seed": "seed of the first weights",
     "data_seed": "seed of the batches",
     "threat_seed": "seed of the ground truth",
+    "on_crash": "a message that is lost: end (the run) or ban (its sender)",
+    "deadline": "seconds that a receiver waits for a message; later ones are lost",
     "device": "cpu or cuda",
 }
 

@@ -19,6 +19,9 @@ from sentinel_bench.api import (
     Colluders,
     Judgement,
     Knowledge,
+    Late,
+    Message,
+    Silence,
     UpdateContext,
     tier,
 )
@@ -119,7 +122,7 @@ class Worker:
         }
         return {k: v for k, v in every.items() if k in self.attack.needs()}
 
-    def send(self, direction: str, x: Tensor) -> Tensor:
+    def send(self, direction: str, x: Tensor) -> Message:
         self._age[direction] += 1
         known = {
             "step": self._age[direction],
@@ -144,15 +147,39 @@ class Worker:
         overrides = type(self.attack).update is not Attack.update
         return self.attack.update(x, context) if overrides else self.attack.inject(x, context)
 
-    def run(self, steps: int = 3) -> list[Tensor]:
+    def run(self, steps: int = 3) -> list[Message]:
         """Return what is sent in some steps, all directions."""
-        return [self.send(d, self.honest()).clone() for _ in range(steps) for d in self.directions]
+        return [kept(self.send(d, self.honest())) for _ in range(steps) for d in self.directions]
 
 
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
+def tensors(sent: Message) -> list[Tensor]:
+    """What a receiver gets to see: at most one tensor."""
+    if isinstance(sent, Silence):
+        return []
+    return [sent.signal if isinstance(sent, Late) else sent]
+
+
+def seconds(sent: Message) -> float:
+    return sent.seconds if isinstance(sent, Late) else 0.0
+
+
+def kept(sent: Message) -> Message:
+    """The same, safe from what is done to it later."""
+    if isinstance(sent, Late):
+        return Late(sent.signal.clone(), sent.seconds)
+    return sent.clone() if isinstance(sent, Tensor) else sent
+
+
+def same(one: list[Message], other: list[Message]) -> bool:
     """Bit for bit, NaN being equal to NaN."""
-    pairs = zip(one, other, strict=True)
-    return all(torch.equal(a.nan_to_num(7.25), b.nan_to_num(7.25)) for a, b in pairs)
+    return all(
+        (type(a), seconds(a)) == (type(b), seconds(b))
+        and all(
+            torch.equal(s.nan_to_num(7.25), t.nan_to_num(7.25))
+            for s, t in zip(tensors(a), tensors(b), strict=True)
+        )
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 @every_active
@@ -162,7 +189,7 @@ def test_an_attack_changes_something(name, dtype, shape):
     worker = Worker(name, shape=shape, dtype=dtype)
     for direction in worker.directions:
         honest = [worker.honest() for _ in range(5)]
-        assert any(not torch.equal(worker.send(direction, x), x) for x in honest)
+        assert any(not same([worker.send(direction, x)], [x]) for x in honest)
 
 
 @every_name
@@ -172,8 +199,10 @@ def test_an_attack_keeps_shape_dtype_and_device_and_stays_finite(name, dtype, sh
     worker = Worker(name, shape=shape, dtype=dtype)
     finite = worker.attack.finite
     for sent in worker.run():
-        assert (sent.shape, sent.dtype, sent.device.type) == (worker.shape, dtype, "cpu")
-        assert sent.isfinite().all() or not finite
+        assert 0 <= seconds(sent) < math.inf
+        for x in tensors(sent):
+            assert (x.shape, x.dtype, x.device.type) == (worker.shape, dtype, "cpu")
+            assert x.isfinite().all() or not finite
 
 
 @every_finite
@@ -181,7 +210,7 @@ def test_an_attack_keeps_shape_dtype_and_device_and_stays_finite(name, dtype, sh
 def test_an_attack_stays_finite_on_a_constant_signal(name, value):
     worker = Worker(name)
     x = torch.full(worker.shape, value)
-    assert all(worker.send(direction, x).isfinite().all() for direction in worker.directions)
+    assert stays_finite(worker, x)
 
 
 @every_finite
@@ -192,7 +221,12 @@ def test_an_attack_stays_finite_where_everybody_is_alike(name, received):
     worker.others = torch.ones(4, *worker.shape)
     x = torch.ones(worker.shape)
     for _ in range(3):
-        assert all(worker.send(direction, x).isfinite().all() for direction in worker.directions)
+        assert stays_finite(worker, x)
+
+
+def stays_finite(worker: Worker, x: Tensor) -> bool:
+    sent = [worker.send(direction, x) for direction in worker.directions]
+    return all(bool(y.isfinite().all()) for message in sent for y in tensors(message))
 
 
 @every_name
@@ -201,7 +235,13 @@ def test_an_attack_works_at_the_ends_of_the_pipeline_and_without_honest_company(
     worker.received = None
     worker.others = torch.empty(0, *worker.shape)
     for sent in worker.run():
-        assert sent.shape == worker.shape
+        assert all(x.shape == worker.shape for x in tensors(sent))
+
+
+@every_name
+def test_only_a_fault_leaves_the_signal_out_or_sends_it_late(name):
+    sent = Worker(name).run(6)
+    assert any(not isinstance(s, Tensor) for s in sent) == registry.attacks.get(name).fault
 
 
 @every_name
@@ -234,10 +274,10 @@ def test_an_attack_does_not_change_the_signal_through_what_it_sent(name):
     worker = Worker(name)
     x = worker.honest()
     value = x.clone()
-    sent = worker.send(worker.directions[0], x)
-    if sent is not x:
-        sent.fill_(9)
-        assert torch.equal(x, value)
+    for sent in tensors(worker.send(worker.directions[0], x)):
+        if sent is not x:
+            sent.fill_(9)
+            assert torch.equal(x, value)
 
 
 @every_name
@@ -282,6 +322,7 @@ def test_an_attack_says_what_it_is(name):
     for text in (attack.goal, attack.formula, attack.source, attack.version):
         assert text.strip()
     assert attack.__doc__ and attack.__doc__ != Attack.__doc__
+    assert attack.note.strip() or not attack.fault
     assert all(isinstance(k, Knowledge) for k in attack.knowledge)
     assert tier(attack.knowledge)
     assert isinstance(create(name).memory(), int)
@@ -348,6 +389,12 @@ def test_an_unknown_attack_is_an_error_that_names_the_nearest():
         "mixed:pool=[]",
         "backdoor:w=0",
         "backdoor:trigger=[]",
+        "crash:after=-1",
+        "straggle:seconds=0",
+        "straggle:seconds=.inf",
+        "straggle:seconds=86401",
+        "straggle:rate=0",
+        "straggle:rate=1.1",
     ],
 )
 def test_an_impossible_parameter_is_an_error(text):
