@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sentinel_bench import registry
-from sentinel_bench.config import Cell, Component, Frozen, Scenario
+from sentinel_bench.config import Cell, Component, Frozen, Scenario, build
 from sentinel_bench.errors import ConfigError
 
 Order = Literal["gpipe", "1f1b", "interleaved"]
@@ -54,7 +54,7 @@ class Link(Frozen):
             found[kind] = float(match[1]) * (_RATES | _TIMES)[unit]
         if found.get("rate") == 0:
             raise ConfigError(f"--link {text!r}: at a rate of 0 nothing arrives")
-        return cls(**found)
+        return build(cls, found, f"--link {text!r}")
 
     def seconds(self, size: int) -> float:
         """Return how long the wire is busy with `size` bytes."""
@@ -73,7 +73,9 @@ class Placement(Frozen):
     order: Order = "gpipe"
     chunks: int = Field(1, ge=1, description="segments of stages in each process")
     link: Link | None = None
-    timeout: float = Field(300.0, gt=0, description="seconds without progress that end a run")
+    timeout: float = Field(
+        300.0, gt=0, le=1e6, description="seconds without progress that end a run"
+    )
     torchrun: bool = False
 
     @property
@@ -154,9 +156,9 @@ class Placement(Frozen):
         """
         defense = registry.defenses.create(cell.resolved_defense)
         parts, several = cell.scenario.train.microbatches, self.several
-        redundant = type(defense).redundancy is not _no_redundancy()
+        again = _overrides(defense, "redundancy") or (several and _overrides(defense, "recover"))
         name = f"defense {cell.defense.name}"
-        if redundant and (several or parts > 1):
+        if again and (several or parts > 1):
             raise ConfigError(
                 f"{name} keeps copies of stages at their neighbours and repeats a pass in the "
                 "middle: it runs in one process, with --microbatches 1"
@@ -172,10 +174,11 @@ class Placement(Frozen):
             )
 
 
-def _no_redundancy() -> object:
+def _overrides(defense: object, method: str) -> bool:
+    """Tell whether a defense has a method of its own."""
     from sentinel_bench.api import Defense
 
-    return Defense.redundancy
+    return getattr(type(defense), method) is not getattr(Defense, method)
 
 
 def _needs_whole_model(cell: Cell) -> bool:
