@@ -356,13 +356,13 @@ class Setup:
     stages: int
     replicas: int
     shape: tuple[int, int, int]
-    """batch, tokens, hidden of one worker's signal"""
+    """batch, tokens, hidden of one worker's signal: of one microbatch"""
     device: str = "cpu"
     seed: int = 0
     """for what a verifier draws; differs from run to run with the seeds of model and data, while
     attackers, which must not know it, depend on that of the threat"""
     microbatches: int = 1
-    """in which a step's batch crosses each boundary, one after the other"""
+    """equal parts of a step's batch; each crosses every boundary as a message of its own"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +379,8 @@ class Signals:
             for a defense that does not ask for it (`needs_received`).
         active: `[replicas]` bool: neither banned nor tainted nor unreadable; only these are tested.
         again: the same work done a second time, for a defense that asks for it (`needs_again`).
-        microbatch: which part of the step's batch this is, from 0.
+        microbatch: which part of the step's batch this is, from 0. In each stage and direction
+            they come in this order.
     """
 
     stage: int
@@ -493,6 +494,9 @@ class Contributions(Protocol):
 class Redone:
     """What n workers of a stage should have sent in a step, from what they received.
 
+    The batch is that of the whole step: the microbatches one after the other, scaled as they are
+    sent.
+
     Attributes:
         activation: `[n, batch, tokens, hidden]`; None at the last stage.
         gradient: of each replica's own mean loss, `[n, batch, tokens, hidden]`; None at the first.
@@ -564,6 +568,11 @@ class Defense(Plugin[P]):
 
     What follows (violations, taint, bans) is the ledger's business, so `Params` must extend
     `ResponseParams`. In warm-up steps everything is called as usual, but no flag counts.
+
+    Which stages an instance sees, and in which order their microbatches and directions alternate,
+    follows from how a run is placed, and must not show in a verdict: what is drawn or remembered
+    depends on seeds, step, stage, direction and microbatch only (`defenses/draws.py`). A `check` is
+    followed by its own `learn` before anything else is called, and so are those of updates.
     """
 
     Params: ClassVar[type[Frozen]] = ResponseParams
@@ -575,6 +584,10 @@ class Defense(Plugin[P]):
     """True if it has work done a second time; others are not given the means."""
     needs_updates: bool = False
     """True if `check_updates` is to be called."""
+    across_stages: bool = False
+    """True if it compares stages with each other: it then runs in one process only."""
+    whole_batch: bool = False
+    """True if it needs the whole batch of a step in one message."""
     learns: ClassVar[bool] = True
     """False if nothing of the warm-up matters to it: it is then not shown."""
     blind_to: ClassVar[str] = ""

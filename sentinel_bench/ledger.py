@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sentinel_bench.api import ResponseParams
 
@@ -44,7 +44,12 @@ class Ledger:
     Args:
         policy: the response's parameters.
         stages, replicas: shape of the grid.
+
+    Attributes:
+        lenient: True if `judge` rules that nobody is flagged, whatever a detector says.
     """
+
+    lenient: ClassVar[bool] = False
 
     def __init__(self, policy: ResponseParams, stages: int, replicas: int) -> None:
         self.policy = policy

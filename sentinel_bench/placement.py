@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from pydantic import Field
 from sentinel_bench import registry
 from sentinel_bench.config import Cell, Component, Frozen, Scenario, build
 from sentinel_bench.errors import ConfigError
+from sentinel_bench.registry import Registry
 
 Order = Literal["gpipe", "1f1b", "interleaved"]
 """In which order a process works on its microbatches: the schedules of torch's pipelining."""
@@ -154,18 +156,21 @@ class Placement(Frozen):
         Raises:
             ConfigError: with the reason.
         """
-        defense = registry.defenses.create(cell.resolved_defense)
+        from sentinel_bench.api import Defense
+
         parts, several = cell.scenario.train.microbatches, self.several
-        again = _overrides(defense, "redundancy") or (several and _overrides(defense, "recover"))
+        plugins = [p for p, _ in _nested(registry.defenses, cell.resolved_defense)]
         name = f"defense {cell.defense.name}"
-        if again and (several or parts > 1):
+        redundant = any(p.redundancy is not Defense.redundancy for p in plugins)
+        repeats = any(p.recover is not Defense.recover for p in plugins)
+        if (redundant and parts > 1) or ((redundant or repeats) and several):
             raise ConfigError(
                 f"{name} keeps copies of stages at their neighbours and repeats a pass in the "
                 "middle: it runs in one process, with --microbatches 1"
             )
-        if several and getattr(defense, "across_stages", False):
+        if several and any(p.across_stages for p in plugins):
             raise ConfigError(f"{name} compares stages with each other: it runs in one process")
-        if parts > 1 and getattr(defense, "whole_batch", False):
+        if parts > 1 and any(p.whole_batch for p in plugins):
             raise ConfigError(f"{name} needs the batch of a step in one piece: --microbatches 1")
         if self.length > 1 and _needs_whole_model(cell):
             raise ConfigError(
@@ -174,24 +179,21 @@ class Placement(Frozen):
             )
 
 
-def _overrides(defense: object, method: str) -> bool:
-    """Tell whether a defense has a method of its own."""
-    from sentinel_bench.api import Defense
-
-    return getattr(type(defense), method) is not getattr(Defense, method)
-
-
 def _needs_whole_model(cell: Cell) -> bool:
     """Tell whether an attacker runs stages that are not its own."""
+    from sentinel_bench.api import Knowledge
     from sentinel_bench.threat import place
 
-    return any(_runs_others(a.attack) for a in place(cell.scenario, cell.attack))
+    return any(
+        plugin.whole_model or Knowledge.MODEL in plugin.knowledge
+        for attacker in place(cell.scenario, cell.attack)
+        for plugin, _ in _nested(registry.attacks, attacker.attack)
+    )
 
 
-def _runs_others(attack: Component) -> bool:
-    """Tell that of an attack, or of one inside of it."""
-    from sentinel_bench.api import Knowledge
-
-    plugin, params = registry.attacks.get(attack.name), registry.attacks.params(attack)
-    own = plugin.whole_model or Knowledge.MODEL in plugin.knowledge
-    return own or any(_runs_others(inner) for inner in plugin.wraps(params))
+def _nested(known: Registry[Any], component: Component) -> Iterator[tuple[Any, Component]]:
+    """Yield the class of a plugin, and those of all that its parameters name."""
+    plugin = known.get(component.name)
+    yield plugin, component
+    for inner in plugin.wraps(known.params(component)):
+        yield from _nested(known, inner)

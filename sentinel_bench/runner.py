@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from sentinel_bench import registry
 from sentinel_bench.config import Cell, Scenario
 from sentinel_bench.errors import PluginError, RunError, SentinelBenchError
+from sentinel_bench.placement import Placement
 from sentinel_bench.provenance import differing, digest, provenance, source_digest
 from sentinel_bench.record import (
     RunFolder,
@@ -33,7 +34,7 @@ from sentinel_bench.threat import place
 if TYPE_CHECKING:
     from sentinel_bench.data.tokens import Tokens
 
-ENGINE = ("api", "config", "ledger", "threat", "pipeline/*", "models/*", "data/*")
+ENGINE = ("api", "config", "ledger", "placement", "threat", "pipeline/*", "models/*", "data/*")
 """Modules whose code decides about the numbers of a run."""
 
 Slot = tuple[str | int, ...]
@@ -260,11 +261,13 @@ class Group:
         )
         if not cell.is_baseline:
             base = self._baseline or {"digest": None, "scores": {}}
+            here = self._job.execution["placement"]
+            alike = base.get("provenance", {}).get("placement", Placement().record()) == here
             folder.append(
                 "baseline",
                 digest=base["digest"],
                 validation_loss=base["scores"].get("validation_loss"),
-                tokens_per_second=base["scores"].get("tokens_per_second"),
+                tokens_per_second=base["scores"].get("tokens_per_second") if alike else None,
             )
 
     def _finish(self, folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ than its ban. An attacker that was banned before it acted is honest here, and it
   share of those of a plain one (1: twice the work); extra_bytes: what travels between machines
   because of them, per step; both counted in honest steps, as pipeline/cost.py says; None in records
   without a `cost` row. state_bytes: memory that the defense keeps from step to step.
+* traffic: bytes that the processes of the run have sent each other per step, by kind; None in one
+  process.
 * capacity: smallest share of workers not banned, over the stages, at the end.
 * flags: signals checked and flagged, by ground truth; the two rates lie in [0, 1].
 * attackers (planned), acted, banned, false_bans, skipped_steps, amnesties: counts.
@@ -70,7 +72,7 @@ METRICS = (
     *("validation_loss", "perplexity", "excess_loss", "undetected_damage", "diverged"),
     *("attack_success_rate", "attack_success_base"),
     *("tokens_per_second", "relative_tps", "capacity", "skipped_steps", "amnesties"),
-    *("extra_flops", "extra_bytes", "state_bytes"),
+    *("extra_flops", "extra_bytes", "state_bytes", "traffic"),
 )
 FLAGS = (
     *("honest_checked", "honest_flagged", "tampered_checked", "tampered_flagged"),
@@ -334,6 +336,7 @@ def _cost(events: Sequence[Row]) -> dict[str, Any]:
         "extra_flops": None if cost is None else _ratio(cost["flops"], cost["step_flops"]),
         "extra_bytes": None if cost is None else cost["bytes"],
         "state_bytes": start_of(events).get("state_bytes"),
+        "traffic": next((dict(row["sent"]) for row in rows_of(events, "traffic")), None),
     }
 
 

@@ -76,5 +76,8 @@ def _print_table(finished: list[suite.Finished]) -> None:
     for name, scores in {f.cell.protection: f.result["scores"] for f in finished}.items():
         if name != "none" and price(scores):
             console.print(f"cost of {name}: {price(scores)}", markup=False)
+        if scores["traffic"]:
+            sent = ", ".join(f"{kind} {size:,}" for kind, size in scores["traffic"].items() if size)
+            console.print(f"bytes sent per step with {name}: {sent}", markup=False)
     for item in finished:
         console.print(f"record: {item.folder}", markup=False, soft_wrap=True)

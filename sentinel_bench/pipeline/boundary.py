@@ -91,10 +91,10 @@ class Boundary(nn.Module):
         self.events[direction] += 1
         sender = self.index + 1 if backward else self.index
         departs, arrives = ("down", "up") if backward else ("up", "down")
-        tainted = taint.bool().tolist()
-        now, out = tainted, h
+        out = h
         if departs not in self.sides:
-            exchange.hear(tainted, microbatch)
+            if exchange.taints:
+                exchange.hear(taint, microbatch)
             if not exchange.minds(self.index if backward else self.index + 1, direction):
                 return h, taint
         elif not exchange.looks(sender, direction):
@@ -102,13 +102,13 @@ class Boundary(nn.Module):
         with torch.autocast(h.device.type, enabled=False):  # statistics are not the model's
             x = sent = self._apart(h, backward)
             if departs in self.sides:
-                sent, now = exchange.depart(sender, direction, x, tainted, microbatch)
+                sent, taint = exchange.depart(sender, direction, x, taint, microbatch)
             if arrives in self.sides:
                 foreign = departs not in self.sides
                 sent = exchange.arrive(sender, direction, sent, microbatch, foreign)
             if sent is not x:
                 out = self._together(sent, backward)
-        return out, taint if now == tainted else taint.new_tensor(now)
+        return out, taint
 
     def _apart(self, h: Tensor, backward: bool) -> Tensor:
         """Return the signals of all replicas, `[replicas, batch, tokens, hidden]`."""

@@ -34,7 +34,6 @@ from sentinel_bench.pipeline.inspect import (
     end_step,
     learn,
     learn_updates,
-    row_mask,
     show,
 )
 from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
@@ -93,12 +92,18 @@ class Exchange(Protocol):
         """Tell whether what arrives at `stage` in a direction is looked at or changed."""
 
     def depart(
-        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool], microbatch: int = 0
-    ) -> tuple[Tensor, list[bool]]:
+        self, stage: int, direction: Direction, x: Tensor, taint: Tensor, microbatch: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Let `stage` send the signals `x` `[replicas, batch, tokens, hidden]`.
 
+        Args:
+            stage, direction: the sender.
+            x: the signals.
+            taint: `[replicas]`, 1 for a rank that is tainted, else 0.
+            microbatch: which part of the step's batch.
+
         Returns:
-            What is passed on, and the ranks that are tainted by now.
+            What is passed on, and the taint by now.
         """
 
     def arrive(
@@ -118,7 +123,7 @@ class Exchange(Protocol):
             foreign: True if the sender is in another process.
         """
 
-    def hear(self, tainted: list[bool], microbatch: int) -> None:
+    def hear(self, taint: Tensor, microbatch: int) -> None:
         """Take in the ranks that another process has found to be tainted."""
 
     @property
@@ -170,11 +175,11 @@ class WarmupExchange:
         return needed or not self._history.empty
 
     def depart(
-        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool], microbatch: int = 0
-    ) -> tuple[Tensor, list[bool]]:
+        self, stage: int, direction: Direction, x: Tensor, taint: Tensor, microbatch: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Show the signals to all that watch, and pass them on."""
         self._history.record(stage, direction, x, microbatch)
-        all_of_them = row_mask([True] * len(x), x)
+        all_of_them = torch.ones(len(x), dtype=torch.bool, device=x.device)
         received = self._received.get((stage, direction, microbatch))
         redo, test = _bound(self.redo, microbatch), _bound(self.check_linears, microbatch)
         for defense in self._defenses:
@@ -186,7 +191,7 @@ class WarmupExchange:
                 )
                 check(defense, signals)
                 learn(defense, signals, all_of_them)
-        return x, tainted
+        return x, taint
 
     def arrive(
         self,
@@ -202,7 +207,7 @@ class WarmupExchange:
         self._received[_next_stage(stage, direction), direction, microbatch] = x
         return x
 
-    def hear(self, tainted: list[bool], microbatch: int) -> None:
+    def hear(self, taint: Tensor, microbatch: int) -> None:
         """Nobody is tainted."""
 
     @property
@@ -275,16 +280,20 @@ class LiveExchange:
         return self.inspector.needs_received or (stage, direction) in self.tamperer.receives
 
     def depart(
-        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool], microbatch: int = 0
-    ) -> tuple[Tensor, list[bool]]:
+        self, stage: int, direction: Direction, x: Tensor, taint: Tensor, microbatch: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Let attackers tamper and the defense inspect.
 
         A bypassed stage sends nothing. What the first or last one still has to do is done by those
         that hold a copy of it: nobody tampers with that, and nobody checks it.
         """
         if stage in self.recovery.bypass:
-            return x, tainted
-        return self._inspected(stage, direction, x, tainted, microbatch)
+            return x, taint
+        if self.inspector.deferred:
+            return self._inspected(stage, direction, x, taint, microbatch)
+        tainted = taint.bool().tolist()
+        out, now = self._inspected(stage, direction, x, tainted, microbatch)
+        return out, taint if now == tainted else taint.new_tensor(now)
 
     def arrive(
         self,
@@ -302,14 +311,17 @@ class LiveExchange:
         receiver = self._receiver(stage, direction)
         # what arrives, not what an attacker makes of it
         self._received[receiver, direction, microbatch] = x
-        if direction == "gradient" and receiver not in self.recovery.bypass:
+        if direction == "gradient" and receiver in self.tamperer.poisoned:
+            if receiver in self.recovery.bypass:
+                return x
             excluded = self.inspector.excluded(microbatch)
             return self.tamperer.poison(receiver, self.step, x, excluded, microbatch)
         return x
 
-    def hear(self, tainted: list[bool], microbatch: int) -> None:
+    def hear(self, taint: Tensor, microbatch: int) -> None:
         """Take in the ranks that another process has found to be tainted."""
-        self.inspector.hear(tainted, microbatch)
+        heard: Any = taint if self.inspector.deferred else taint.bool().tolist()
+        self.inspector.hear(heard, microbatch)
 
     @property
     def weighs(self) -> bool:
@@ -357,8 +369,8 @@ class LiveExchange:
         return answer
 
     def _inspected(
-        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool], microbatch: int
-    ) -> tuple[Tensor, list[bool]]:
+        self, stage: int, direction: Direction, x: Tensor, tainted: Any, microbatch: int
+    ) -> tuple[Tensor, Any]:
         received = self._received.get((stage, direction, microbatch))
         look = partial(
             self.inspector.preview,

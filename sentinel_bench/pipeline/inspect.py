@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -54,6 +54,9 @@ class Inspector:
         microbatches: of a step.
     """
 
+    deferred: ClassVar[bool] = False
+    """True if tainted ranks are given and taken as tensors."""
+
     def __init__(
         self, defense: Defense[Any], ledger: Ledger, log: Log, microbatches: int = 1
     ) -> None:
@@ -71,6 +74,7 @@ class Inspector:
         """True if the defense looks at weight gradients and weights."""
         self.needs_received = defense.needs_received or defense.needs_again or defense.needs_updates
         """True if what workers received is compared with, or worked on again."""
+        self._recovers = type(defense).recover is not Defense.recover
         self.redundancy = redundancy(defense)
         """How stages keep copies of blocks, if they do."""
         self._suspects: set[int] = set()
@@ -92,8 +96,7 @@ class Inspector:
         microbatch: int = 0,
     ) -> tuple[Tensor, list[bool]]:
         """Check what `stage` sent; return what is passed on, and the tainted ranks."""
-        self.tally.tampered += sum(sent.tampered)
-        self._lied.update((stage, r) for r, lied in enumerate(sent.tampered) if lied)
+        self._counted(stage, sent)
         if self.passive:
             return sent.x, tainted
         intact = intact_rows(sent)
@@ -101,21 +104,16 @@ class Inspector:
         tested = self._tested(stage, tainted)
         active = [t and i for t, i in zip(tested, intact, strict=True)]
         mask = row_mask(active, x)
-        before = self._before(direction, received, microbatch)
-        signals = Signals(stage, direction, step, x.clone(), before, mask, again, microbatch)
-        self._copied[direction, microbatch] = x, signals.sent
+        signals = self._signals(stage, direction, step, x, received, mask, again, microbatch)
         verdict = check(self._defense, signals)
         flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
         severe = [s or not i for s, i in zip(verdict.severe.tolist(), intact, strict=True)]
-        if any(f and t for f, t in zip(flagged, tested, strict=True)):
-            self._suspects.add(stage)
-        ruling = self.ledger.judge(stage, flagged, severe, tested)
-        self._count(stage, direction, step, sent.tampered, flagged, tested, verdict, microbatch)
-        self._pardoned(stage, direction, step, ruling, microbatch)
+        ruling = self._ruled(
+            stage, direction, step, sent.tampered, flagged, severe, tested, verdict, microbatch
+        )
         clean = [c and i for c, i in zip(ruling.clean, intact, strict=True)]
         learn(self._defense, signals, mask if clean == active else row_mask(clean, x))
-        broken = [t and not i for t, i in zip(tested, intact, strict=True)]
-        now = [a or b or c for a, b, c in zip(tainted, ruling.flagged, broken, strict=True)]
+        now = self._now(tainted, ruling, tested, intact)
         self._taint(stage, direction, now, microbatch)
         if direction == "gradient":
             lost = [self.ledger.lost(r) for r in range(len(now))]
@@ -188,7 +186,7 @@ class Inspector:
         Raises:
             PluginError: the defense raised, or its answer is none that can be followed.
         """
-        if not self._suspects:
+        if not (self._recovers and self._suspects):
             return None
         answer = recover(self._defense, frozenset(self._suspects), passes, last, self.ledger.stages)
         if answer is not None:
@@ -263,19 +261,76 @@ class Inspector:
 
     def _substitute(self, x: Tensor, rows: list[bool], reference: Tensor | None) -> Tensor:
         """Replace the gradients of tainted ranks; quarantined ones leave no trace in any weight."""
-        policy = self.ledger.policy
-        if policy.quarantine or policy.substitute == "zeros" or reference is None:
+        if self.substitutes_zeros or reference is None:
             return zero_rows(x, rows)
         if not reference.isfinite().all():
-            raise PluginError(
-                f"defense {self._defense.name}: the reference of a Verdict is not finite",
-                party="defense",
-            )
+            self._refuse_reference()
         return torch.where(row_mask(rows, x).view(-1, 1, 1, 1), reference.to(x), x)
 
     def _part(self, microbatch: int) -> dict[str, int]:
         """Return the field that says of which microbatch a row is, if there are several."""
         return {"microbatch": microbatch} if len(self.tainted) > 1 else {}
+
+    @property
+    def substitutes_zeros(self) -> bool:
+        """True if zeros replace tainted gradients, and no reference."""
+        return self.ledger.policy.quarantine or self.ledger.policy.substitute == "zeros"
+
+    def _refuse_reference(self) -> NoReturn:
+        raise PluginError(
+            f"defense {self._defense.name}: the reference of a Verdict is not finite",
+            party="defense",
+        )
+
+    def _counted(self, stage: int, sent: Sent) -> None:
+        """Remember who of a stage has tampered."""
+        self.tally.tampered += sum(sent.tampered)
+        self._lied.update((stage, r) for r, lied in enumerate(sent.tampered) if lied)
+
+    def _signals(
+        self,
+        stage: int,
+        direction: Direction,
+        step: int,
+        x: Tensor,
+        received: Tensor | None,
+        active: Tensor,
+        again: Again | None,
+        microbatch: int,
+    ) -> Signals:
+        """Return what the defense is shown: copies."""
+        before = self._before(direction, received, microbatch)
+        signals = Signals(stage, direction, step, x.clone(), before, active, again, microbatch)
+        self._copied[direction, microbatch] = x, signals.sent
+        return signals
+
+    def _ruled(
+        self,
+        stage: int,
+        direction: Direction,
+        step: int,
+        tampered: list[bool],
+        flagged: list[bool],
+        severe: list[bool],
+        tested: list[bool],
+        verdict: Verdict,
+        microbatch: int,
+    ) -> Ruling:
+        """Let the ledger rule, and write down what happened."""
+        if any(f and t for f, t in zip(flagged, tested, strict=True)):
+            self._suspects.add(stage)
+        ruling = self.ledger.judge(stage, flagged, severe, tested)
+        self._count(stage, direction, step, tampered, flagged, tested, verdict, microbatch)
+        self._pardoned(stage, direction, step, ruling, microbatch)
+        return ruling
+
+    @staticmethod
+    def _now(
+        tainted: list[bool], ruling: Ruling, tested: list[bool], intact: list[bool]
+    ) -> list[bool]:
+        """Return the ranks that are tainted after a check."""
+        broken = [t and not i for t, i in zip(tested, intact, strict=True)]
+        return [a or b or c for a, b, c in zip(tainted, ruling.flagged, broken, strict=True)]
 
     def _pardoned(
         self, stage: int, direction: str, step: int, ruling: Ruling, microbatch: int = 0

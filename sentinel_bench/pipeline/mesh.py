@@ -8,6 +8,7 @@ All processes that hold a stage hold the same weights of it, see the signals of 
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
@@ -28,6 +29,9 @@ from sentinel_bench.placement import Placement
 
 NOTE = 1024
 """Bytes that `share` sends in one go; longer notes take a second round."""
+KINDS = ("activation", "gradient", "taint", "replicas", "weights", "control")
+"""What travels: signals; who is tainted; signals that replica groups show each other; sums of
+weight gradients; all the rest."""
 HEADER = 8
 """Bytes of a note's length."""
 
@@ -41,7 +45,7 @@ def connect(placement: Placement, rank: int, init_method: str, device: str) -> N
     seconds = timedelta(seconds=placement.timeout)
     options: dict[str, Any] = {"backend": "gloo"}
     if device == "cuda":
-        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": _own_gpu(placement)}
+        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": _own_gpu(placement, rank)}
     dist.init_process_group(
         init_method=init_method,
         rank=rank,
@@ -76,7 +80,7 @@ class Mesh:
         self.segments: Sequence[range] = placement.stages_of(rank, grid.stages)
         share = grid.replicas // placement.groups
         self.replicas = range(self.column[0] * share, (self.column[0] + 1) * share)
-        self.traffic = {"activation": 0, "gradient": 0, "taint": 0, "weights": 0, "control": 0}
+        self.traffic = dict.fromkeys(KINDS, 0)
         """Bytes that this process has sent so far, by kind."""
         self._all = placement.segments(grid.stages)
         self._world = placement.processes
@@ -102,7 +106,7 @@ class Mesh:
         if groups == 1:
             return x
         own = x.detach().contiguous()
-        self.traffic["activation"] += own.nbytes * (groups - 1)
+        self.traffic["replicas"] += own.nbytes * (groups - 1)
         parts = [torch.empty_like(own) for _ in range(groups)]
         dist.all_gather(parts, own, group=self._peers)
         return torch.cat(parts)
@@ -180,16 +184,14 @@ class Mesh:
         dist.all_reduce(torch.zeros(1), group=self._control)
 
 
-def _own_gpu(placement: Placement) -> torch.device:
-    """Take the GPU of this process.
+def _own_gpu(placement: Placement, rank: int) -> torch.device:
+    """Take the GPU of this process: NCCL refuses two processes on one.
 
     Raises:
         ConfigError: there is none.
     """
-    from os import environ
-
     gpus = torch.cuda.device_count()
-    local = int(environ.get("LOCAL_RANK", dist.get_rank() if dist.is_initialized() else 0))
+    local = int(os.environ.get("LOCAL_RANK", rank))  # torchrun may have several machines
     if local >= gpus:
         raise ConfigError(
             f"{placement.processes} processes on cuda need a GPU each, and {gpus} are visible "

@@ -34,6 +34,7 @@ class Host:
         mesh.connect(placement, post.rank, post.init_method, device)
         self._placement = placement
         self._post = post
+        self._mesh: Any = None
         self._session: Any = None
 
     def open(self, scenario: Scenario, cells: Sequence[Cell], digest: str) -> None:
@@ -49,7 +50,9 @@ class Host:
         tokens = load_tokens(scenario.data, lambda _: None)
         if tokens.digest != digest:
             raise RunError("the corpus differs from that of the first process: compare the files")
-        self._session = Session(scenario, cells, tokens, Mesh(self._placement, scenario))
+        if self._mesh is None:  # all sessions of a command have one grid
+            self._mesh = Mesh(self._placement, scenario)
+        self._session = Session(scenario, cells, tokens, self._mesh)
 
     def warm_up(self) -> None:
         """Train the honest steps; tell of each."""

@@ -36,6 +36,9 @@ class Scheduled:
         self._loss = loss
         self._scenario = scenario
         self._schedules: dict[bool, Any] = {}
+        stages = scenario.grid.stages
+        for segment in segments:
+            segment.connect(mesh.placement.link, last=segment.range[-1] == stages - 1)
         self._first = segments[0].range[0] == 0
         self._last = segments[-1].range[-1] == scenario.grid.stages - 1
 
@@ -69,9 +72,12 @@ class Scheduled:
         ids = torch.zeros(rows, train.seq_len, dtype=torch.int64, device=device)
         hidden = torch.zeros(*ids.shape, segment.hidden_size, device=device, requires_grad=True)
         taint = torch.zeros(self._scenario.grid.replicas, device=device, requires_grad=True)
-        message = (hidden, taint) if rides else (hidden,)
-        first = segment.range[0] == 0
+        left = torch.zeros(1, dtype=torch.float64, device=device, requires_grad=True)
         placement = self._mesh.placement
+        message = (hidden, taint) if rides else (hidden,)
+        if placement.link is not None:
+            message = (*message, left)
+        first = segment.range[0] == 0
         return PipelineStage(
             segment,
             self._mesh.index_of(segment.range),

@@ -260,6 +260,12 @@ class Tamperer:
         """What stages send in which directions that attackers change, or receive."""
         self.receives = {(v.attacker.stage, d) for v in self._villains for d in v.directions}
         """Stages whose attackers receive something in a direction in which they act."""
+        self.poisoned = {
+            v.attacker.stage
+            for v in self._villains
+            if v.attacker.poison_self and "gradient" in v.directions
+        }
+        """Stages with attackers that corrupt what they receive."""
         self._plan: dict[str, Any] = {}
         self._poisoned: set[tuple[int, int, int, int]] = set()
         self._attempt = 0

@@ -44,6 +44,8 @@ class Team(Protocol):
     """True if there is more than this process."""
     column: tuple[int, int]
     """Which group of replicas this is, and how many there are."""
+    traffic: dict[str, int]
+    """Bytes that this process has sent to others so far, by kind; empty if there are none."""
 
     def engine(
         self, segments: Sequence[Segment], loss: LossFn, scenario: Scenario
@@ -85,6 +87,7 @@ class Alone:
     def __init__(self, stages: int, replicas: int) -> None:
         self.segments: Sequence[range] = [range(stages)]
         self.replicas = range(replicas)
+        self.traffic: dict[str, int] = {}
 
     def engine(self, segments: Sequence[Segment], loss: LossFn, scenario: Scenario) -> None:
         """The stages follow one another here."""

@@ -22,8 +22,9 @@ from sentinel_bench.models.presets import layers_per_stage
 from sentinel_bench.pipeline.boundary import Boundary, Side, echo
 from sentinel_bench.pipeline.claims import Work, check_linears
 from sentinel_bench.pipeline.copies import Copies
+from sentinel_bench.pipeline.deferred import DeferredInspector
 from sentinel_bench.pipeline.exchange import Exchange, LiveExchange
-from sentinel_bench.pipeline.loss import rank_loss
+from sentinel_bench.pipeline.loss import kept_loss, rank_loss
 from sentinel_bench.pipeline.mean import correct_mean, robust_mean
 from sentinel_bench.pipeline.recovery import Pass, run
 from sentinel_bench.pipeline.segment import Segment
@@ -121,7 +122,7 @@ class Trainer:
         self._copies: Copies | None = None
         self._labels = torch.empty(0)
         """Of all replicas in this step."""
-        self._early: list[list[bool]] = []
+        self._early: list[Any] = []
         """Ranks left out of the loss of each microbatch."""
         self._losses: list[Tensor] = []
         self._aggregator: Aggregator[Any] | None = None
@@ -293,8 +294,9 @@ class Trainer:
             if logits is not None:
                 hits += int((logits[:, -1].argmax(-1) == target).sum())
                 count += len(ids)
-        hits, count = (sum(parts) for parts in zip(*self.team.share((hits, count)), strict=True))
-        return hits / count
+        told = self.team.share((hits, count))
+        found: float = sum(h for h, _ in told) / sum(n for _, n in told)
+        return found
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the weights and of the optimizer, to fork from."""
@@ -382,6 +384,8 @@ class Trainer:
             )
         ]
         again = self._settle()
+        if again is not None or self._copies is not None:
+            self._read_early()
         if again is not None:
             return again
         self._exclude_copies(self._early[0])
@@ -395,14 +399,30 @@ class Trainer:
 
     def _loss(self, out: Sequence[Tensor], labels: Tensor) -> Tensor:
         """Return the loss of the next microbatch; `out` is what the last stage has put out."""
-        early = self._excluded(len(self._early))
-        self._early.append(early)
-        own = [early[r] for r in self.team.replicas]
-        loss = rank_loss(out[0], labels, own)
-        if len(own) < len(early):
-            loss = loss * (len(own) / len(early))
+        own, everybody = self.team.replicas, self.scenario.grid.replicas
+        keeps = self._keeps(out)
+        if keeps is None:
+            early = self._excluded(len(self._early))
+            self._early.append(early)
+            loss = rank_loss(out[0], labels, [early[r] for r in own])
+        else:
+            self._early.append(~keeps)
+            loss = kept_loss(out[0], labels, self.team.own(keeps))
+        if len(own) < everybody:
+            loss = loss * (len(own) / everybody)
         self._losses.append(loss.detach())
         return loss + echo(out[1]) if len(out) > 1 else loss
+
+    def _read_early(self) -> None:
+        self._early = [e.tolist() if isinstance(e, Tensor) else e for e in self._early]
+
+    def _keeps(self, out: Sequence[Tensor]) -> Tensor | None:
+        """Return who counts in the loss, `[replicas]` bool, if that stays on the device."""
+        exchange = self._exchange
+        if not isinstance(exchange, LiveExchange) or len(out) == 1:
+            return None
+        inspector = exchange.inspector
+        return inspector.keeps(out[1]) if isinstance(inspector, DeferredInspector) else None
 
     def _shown(self) -> Tensor | None:
         """Return the mean loss over the tokens of the ranks that count; None if it is elsewhere.
@@ -436,6 +456,9 @@ class Trainer:
         if not isinstance(self._exchange, LiveExchange):
             return {}
         inspector = self._exchange.inspector
+        if isinstance(inspector, DeferredInspector):
+            inspector.flush()
+            self._read_early()
         late = dict(inspector.late)
         if self.team.several and self._exchange.taints:
             for tainted, others, early in self.team.share((inspector.tainted, late, self._early)):

@@ -399,6 +399,7 @@ def test_a_defense_says_what_it_is(name):
         assert text.strip()
     assert defense.__doc__ and defense.__doc__ != Defense.__doc__
     assert issubclass(defense.Params, ResponseParams)
+    assert {type(defense.across_stages), type(defense.whole_batch)} == {bool}
 
 
 @pytest.fixture(scope="module")

@@ -135,10 +135,10 @@ class Workshop:
         live.depart = self.depart  # type: ignore[method-assign]
 
     def depart(
-        self, stage: int, direction: Any, x: Tensor, tainted: list[bool], microbatch: int = 0
+        self, stage: int, direction: Any, x: Tensor, taint: Tensor, microbatch: int = 0
     ) -> Any:
         self.honest = x.detach().clone()
-        return self._depart(stage, direction, x, tainted, microbatch)
+        return self._depart(stage, direction, x, taint, microbatch)
 
     def redo(self, stage: int, direction: Any, of: Any, received: Tensor | None) -> Tensor:
         return self.honest[list(of)]
@@ -151,7 +151,7 @@ def run(live: LiveExchange, steps: int = 16) -> int:
     base = torch.randn(SHAPE, generator=noise)
     for step in range(steps):
         live.step = step
-        tainted = [False] * REPLICAS
+        tainted = torch.zeros(REPLICAS)
         for stage, direction in ((0, "activation"), (1, "activation")):
             x = base + 0.05 * torch.randn(REPLICAS, *SHAPE, generator=noise)
             _, tainted = live.depart(stage, direction, x, tainted)
