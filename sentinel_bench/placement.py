@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sentinel_bench import registry
-from sentinel_bench.config import Cell, Frozen, Scenario
+from sentinel_bench.config import Cell, Frozen, Scenario, build
 from sentinel_bench.errors import ConfigError
 
 Order = Literal["gpipe", "1f1b", "interleaved"]
@@ -54,7 +54,7 @@ class Link(Frozen):
             found[kind] = float(match[1]) * (_RATES | _TIMES)[unit]
         if found.get("rate") == 0:
             raise ConfigError(f"--link {text!r}: at a rate of 0 nothing arrives")
-        return cls(**found)
+        return build(cls, found, f"--link {text!r}")
 
     def seconds(self, size: int) -> float:
         """Return how long the wire is busy with `size` bytes."""
@@ -73,7 +73,9 @@ class Placement(Frozen):
     order: Order = "gpipe"
     chunks: int = Field(1, ge=1, description="segments of stages in each process")
     link: Link | None = None
-    timeout: float = Field(300.0, gt=0, description="seconds without progress that end a run")
+    timeout: float = Field(
+        300.0, gt=0, le=1e6, description="seconds without progress that end a run"
+    )
     torchrun: bool = False
 
     @property
@@ -158,7 +160,8 @@ class Placement(Frozen):
         plugins = [*registry.defenses.nested(cell.resolved_defense)]
         name = f"defense {cell.defense.name}"
         redundant = any(p.redundancy is not Defense.redundancy for p in plugins)
-        if redundant and (several or parts > 1):
+        repeats = any(p.recover is not Defense.recover for p in plugins)
+        if (redundant and parts > 1) or ((redundant or repeats) and several):
             raise ConfigError(
                 f"{name} keeps copies of stages at their neighbours and repeats a pass in the "
                 "middle: it runs in one process, with --microbatches 1"

@@ -168,15 +168,16 @@ def placement(options: dict[str, Any]) -> Placement:
     given = options["processes"]
     if size is not None and given not in (None, int(size)):
         raise ConfigError(f"torchrun has started {size} processes: leave --processes {given} out")
-    return Placement(
-        processes=int(size or given or 1),
-        groups=options["replica_groups"],
-        order=options["order"],
-        chunks=options["chunks"],
-        link=Link.parse(options["link"]) if options["link"] else None,
-        timeout=options["timeout"],
-        torchrun=size is not None,
-    )
+    values = {
+        "processes": int(size or given or 1),
+        "groups": options["replica_groups"],
+        "order": options["order"],
+        "chunks": options["chunks"],
+        "link": Link.parse(options["link"]) if options["link"] else None,
+        "timeout": options["timeout"],
+        "torchrun": size is not None,
+    }
+    return build(Placement, values, "processes")
 
 
 def read_file(path: Path | None) -> RunFile:

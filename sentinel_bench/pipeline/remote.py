@@ -90,33 +90,52 @@ class _Telling:
 class Remote:
     """A session in the workers of a crew; the same methods as `Session`.
 
+    Where the crew has ended by an error, the next call opens the session in a new one and does the
+    warm-up again: a failing cell takes no other one with it.
+
     Args:
-        crew: the workers.
+        crews: returns the workers; others than the last time if those have ended.
         scenario, cells, digest: see `Host.open`.
     """
 
-    def __init__(self, crew: Crew, scenario: Scenario, cells: Sequence[Cell], digest: str) -> None:
+    def __init__(
+        self, crews: Callable[[], Crew], scenario: Scenario, cells: Sequence[Cell], digest: str
+    ) -> None:
         self.scenario = scenario
         self.warmup = scenario.train.warmup_steps
-        self._crew = crew
-        crew.call("open", scenario, cells, digest)
+        self._crews = crews
+        self._opening = (scenario, cells, digest)
+        self._warm = False
+        self._crew: Crew | None = None
+        self._living()
 
     def warm_up(self, tick: Tick = lambda: None) -> None:
         """Train the honest steps that all cells share."""
-        self._crew.call("warm_up", listen=partial(_listen, None, tick))
+        self._living().call("warm_up", listen=partial(_listen, None, tick))
+        self._warm = True
 
     def run(self, cell: Cell, log: Any, tick: Tick = lambda: None) -> Any:
         """Run one cell from the end of the warm-up, and log every event."""
-        return self._crew.call("run", cell, listen=partial(_listen, log, tick))
+        return self._living().call("run", cell, listen=partial(_listen, log, tick))
 
     def state_bytes(self, cell: Cell) -> int:
         """Return the memory that the cell's defense keeps."""
-        return int(self._crew.call("state_bytes", cell))
+        return int(self._living().call("state_bytes", cell))
 
     def cost(self, cell: Cell) -> dict[str, int]:
         """Return what the cell's defense and aggregator cost a step."""
-        found: dict[str, int] = self._crew.call("cost", cell)
+        found: dict[str, int] = self._living().call("cost", cell)
         return found
+
+    def _living(self) -> Crew:
+        """Return the workers, with the session open and as far as it has come."""
+        crew = self._crews()
+        if crew is not self._crew:
+            crew.call("open", *self._opening)
+            if self._warm:
+                crew.call("warm_up")
+            self._crew = crew
+        return crew
 
 
 def _listen(log: Any, tick: Tick, kind: str, fields: dict[str, Any]) -> None:
@@ -145,14 +164,18 @@ class Crewed:
 
     def __call__(self, scenario: Scenario, cells: Sequence[Cell]) -> Remote:
         """Open a session."""
-        if self._crew is None or (self._crew._over and not self._placement.torchrun):
-            self._crew = self._start()
-        return Remote(self._crew, scenario, cells, self._digest)
+        return Remote(self._living, scenario, cells, self._digest)
 
     def close(self) -> None:
         """End the workers."""
         if self._crew is not None:
             self._crew.close()
+
+    def _living(self) -> Any:
+        """Return the crew; a new one if it has ended, where processes can be started."""
+        if self._crew is None or (self._crew.over and not self._placement.torchrun):
+            self._crew = self._start()
+        return self._crew
 
     def _start(self) -> Any:
         build = partial(Host, self._placement, self._scenario.device)

@@ -188,11 +188,15 @@ class Session:
     def state_bytes(self, cell: Cell) -> int:
         """Return the memory that the cell's defense keeps, measured at the end of the warm-up.
 
-        Over several processes: of all verifiers of one replica group.
+        The same over several processes: what a defense makes for the whole grid when it starts is
+        in each of them, and counts once.
         """
         defense = self._defenses[cell.resolved_defense.label()]
         copies = 0 if redundancy(defense) is None else bytes_of_copies(self._trainer.model)
-        return copies + sum(int(size) for size in self._pipeline(state_bytes(defense)))
+        told = [int(size) for size in self._pipeline(state_bytes(defense))]
+        if len(told) > 1:
+            copies -= (len(told) - 1) * state_bytes(self._start(cell.resolved_defense))
+        return sum(told) + copies
 
     def _pipeline(self, what: Any) -> list[Any]:
         """Return what the processes of the first replica group say."""
