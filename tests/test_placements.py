@@ -253,7 +253,7 @@ def test_what_can_be_placed_is_not_refused(
     Placement(**placement).check(make_scenario(**changes))
 
 
-# --- cells that need all stages in one process ------------------------------------------------------
+# --- cells that need all stages in one process ----------------------------------------------------
 
 TWO = Placement(processes=2)
 GROUPS = Placement(processes=2, groups=2)
