@@ -28,14 +28,19 @@ class Minutes:
     def __init__(self, log: Log, team: Team) -> None:
         self._log = log
         self._team = team
-        self._rows: list[Row] = []
+        self._rows: list[tuple[int, Row]] = []
+        self._part = 0
 
     def append(self, kind: str, /, **fields: Any) -> None:
         """Add one row."""
         if self._team.several:
-            self._rows.append((kind, fields))
+            self._rows.append((self._part, (kind, fields)))
         else:
             self._log.append(kind, **fields)
+
+    def begin_part(self) -> None:
+        """Begin a part of the step that one process comes to when it is through with the last."""
+        self._part += 1
 
     def close_step(
         self, bans: list[Ban], tally: Tally, loss: float | None, waited: float, ledger: Ledger
@@ -55,9 +60,9 @@ class Minutes:
             return tally, known(loss), waited
         told = self._team.share((self._rows, bans, tally, waited, loss))
         pipeline = told[: len(told) // self._team.column[1]]
-        self._rows = []
+        self._rows, self._part = [], 0
         rows = [row for rows, *_ in pipeline for row in rows]
-        for kind, fields in sorted(rows, key=_place):
+        for _, (kind, fields) in sorted(rows, key=_place):
             self._log.append(kind, **fields)
         for _, elsewhere, *_ in pipeline:
             for ban in elsewhere:
@@ -66,14 +71,14 @@ class Minutes:
         return _sum(tallies), known(*(t[-1] for t in told)), math.fsum(waits)
 
 
-def _place(row: Row) -> tuple[int, int, int]:
+def _place(row: tuple[int, Row]) -> tuple[int, int, int, int]:
     """Return where a row of a step stands in the order in which one process comes to it."""
-    kind, fields = row
+    part, (kind, fields) = row
     where = fields.get("direction")
     if kind == "ban" or where not in _FORWARD_FIRST:
-        return 3, 0, fields.get("stage", 0)
+        return part, 3, 0, fields.get("stage", 0)
     stage = -fields["stage"] if where == "gradient" else fields["stage"]
-    return _FORWARD_FIRST[where], fields.get("microbatch", 0), stage
+    return part, _FORWARD_FIRST[where], fields.get("microbatch", 0), stage
 
 
 def _sum(tallies: list[Tally]) -> Tally:

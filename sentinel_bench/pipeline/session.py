@@ -138,6 +138,7 @@ class Session:
             started = clock()
             exchange.step = step
             result, tally = self._trainer.step(step), inspector.tally
+            minutes.begin_part()
             self._trainer.inject()
             for drifted, distance in self._trainer.resync(step):
                 minutes.append("resync", step=step, stage=drifted, distance=distance)
