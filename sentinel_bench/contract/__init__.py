@@ -1,0 +1,1 @@
+"""What every plugin owes, as checks that run over any plugin."""

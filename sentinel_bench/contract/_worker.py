@@ -1,0 +1,140 @@
+"""A malicious worker outside of any pipeline: what the checks of attacks play."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sentinel_bench import registry
+from sentinel_bench.api import (
+    Attack,
+    AttackContext,
+    Colluders,
+    Judgement,
+    Knowledge,
+    UpdateContext,
+)
+from sentinel_bench.config import Component
+
+SHAPES = {"usual": (3, 4, 8), "batch 1": (1, 4, 8), "token 1": (3, 1, 8), "both 1": (1, 1, 8)}
+VOCABULARY = 20
+
+
+def create(name: str) -> Attack[Any]:
+    """Make an attack; of those that deal, what one attacker was dealt."""
+    component, _ = registry.attacks.get(name).deal(
+        Component(name=name), "activation", np.random.default_rng(3)
+    )
+    return registry.attacks.create(component)
+
+
+class Copy:
+    """A private model of one embedding and one linear map, the map being the own stage."""
+
+    vocabulary = VOCABULARY
+
+    def __init__(self, weights: Tensor) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._embed = torch.randn(VOCABULARY, 4, generator=generator)
+        self.parameters = [nn.Parameter(weights.detach().float().view(VOCABULARY, 4).clone())]
+
+    def logits(self, ids: Tensor) -> Tensor:
+        return self._embed[ids] @ self.parameters[0].T
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        ids = torch.randint(VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(index))
+        return ids[:, :-1], ids[:, 1:]
+
+
+class Permissive:
+    """A detector that passes what is near to a signal, and asks nobody."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+
+    def judge(self, x: Tensor) -> Judgement:
+        distance = float((x - self._x).float().abs().mean())
+        return Judgement(distance > 1, {"distance": (distance, -1.0, 1.0)})
+
+
+@dataclass
+class Worker:
+    """One malicious worker with as much past as its attack asks for, and a source of signals."""
+
+    name: str
+    seed: int = 3
+    shape: tuple[int, ...] = SHAPES["usual"]
+    dtype: torch.dtype = torch.float32
+    attack: Attack[Any] = field(init=False)
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.attack = create(self.name)
+        self.generator = torch.Generator().manual_seed(self.seed)
+        self._data = torch.Generator().manual_seed(17)
+        self._age = dict.fromkeys(self.directions, -1)
+        if self.directions == ("update",):
+            self.shape = (VOCABULARY * 4,)
+        self.history = {
+            d: [self.honest() for _ in range(self.attack.memory())] for d in self.directions
+        }
+        self.received = self.honest()
+        self.others = torch.stack([self.honest() for _ in range(4)])
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        return ("update",) if self.attack.axis == "weights" else ("activation", "gradient")
+
+    def honest(self) -> Tensor:
+        x = torch.randn(self.shape, generator=self._data) * 2 + 0.5
+        return x.to(self.dtype)
+
+    def granted(self, x: Tensor) -> dict[Knowledge, Any]:
+        every = {
+            Knowledge.COLLUDERS: lambda: Colluders(
+                torch.stack([x, x + 1]), 0, {}, torch.Generator().manual_seed(self.seed)
+            ),
+            Knowledge.HONEST: lambda: self.others.clone(),
+            Knowledge.DETECTOR: lambda: Permissive(x.clone()),
+            Knowledge.MODEL: lambda: Copy(x),
+        }
+        return {k: v for k, v in every.items() if k in self.attack.needs()}
+
+    def send(self, direction: str, x: Tensor) -> Tensor:
+        self._age[direction] += 1
+        known = {
+            "step": self._age[direction],
+            "age": self._age[direction],
+            "stage": 2,
+            "replica": 1,
+            "direction": direction,
+            "received": self.received,
+            "history": self.history[direction],
+            "generator": self.generator,
+            "name": self.name,
+            "granted": self.granted(x),
+        }
+        if direction != "update":
+            return self.attack.send(x, AttackContext(**known))
+        context = UpdateContext(
+            **(known | {"received": None}),
+            targets=torch.arange(6).view(2, 3),
+            vocabulary=VOCABULARY,
+            relabel=lambda targets: torch.cos(x.float() + targets.sum()).to(x.dtype),
+        )
+        overrides = type(self.attack).update is not Attack.update
+        return self.attack.update(x, context) if overrides else self.attack.inject(x, context)
+
+    def run(self, steps: int = 3) -> list[Tensor]:
+        """Return what is sent in some steps, all directions."""
+        return [self.send(d, self.honest()).clone() for _ in range(steps) for d in self.directions]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Bit for bit, NaN being equal to NaN."""
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a.nan_to_num(7.25), b.nan_to_num(7.25)) for a, b in pairs)
