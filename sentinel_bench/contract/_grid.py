@@ -13,11 +13,16 @@ import torch
 from torch import Tensor
 
 from sentinel_bench import registry
-from sentinel_bench.api import Defense, Setup, Signals, Verdict
+from sentinel_bench.api import Defense, Direction, Setup, Signals, Verdict
 from sentinel_bench.config import Component
 
 STAGES, SHAPE, WARMUP = 3, (2, 4, 8), 20
-BOUNDARIES = [(0, "activation"), (1, "activation"), (2, "gradient"), (1, "gradient")]
+BOUNDARIES: list[tuple[int, Direction]] = [
+    (0, "activation"),
+    (1, "activation"),
+    (2, "gradient"),
+    (1, "gradient"),
+]
 
 
 class Grid:
@@ -46,7 +51,7 @@ class Grid:
         self.order = list(order) if order is not None else list(range(replicas))
         self.now = 0
 
-    def signals(self, stage: int, direction: str) -> Signals:
+    def signals(self, stage: int, direction: Direction) -> Signals:
         """What all send honestly in this step."""
         base = torch.randn(SHAPE, generator=torch.Generator().manual_seed(stage))
         noise = torch.Generator().manual_seed(1000 + self.now * 10 + stage)

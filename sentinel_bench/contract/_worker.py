@@ -19,6 +19,7 @@ from sentinel_bench.api import (
     UpdateContext,
 )
 from sentinel_bench.config import Component
+from sentinel_bench.contract._check import require
 
 SHAPES = {"usual": (3, 4, 8), "batch 1": (1, 4, 8), "token 1": (3, 1, 8), "both 1": (1, 1, 8)}
 VOCABULARY = 20
@@ -75,6 +76,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.attack = create(self.name)
         self.generator = torch.Generator().manual_seed(self.seed)
+        self._shared: list[torch.Generator] = []
         self._data = torch.Generator().manual_seed(17)
         self._age = dict.fromkeys(self.directions, -1)
         if self.directions == ("update",):
@@ -82,7 +84,7 @@ class Worker:
         self.history = {
             d: [self.honest() for _ in range(self.attack.memory())] for d in self.directions
         }
-        self.received = self.honest()
+        self.received: Tensor | None = self.honest()
         self.others = torch.stack([self.honest() for _ in range(4)])
 
     @property
@@ -95,18 +97,27 @@ class Worker:
 
     def granted(self, x: Tensor) -> dict[Knowledge, Any]:
         every = {
-            Knowledge.COLLUDERS: lambda: Colluders(
-                torch.stack([x, x + 1]), 0, {}, torch.Generator().manual_seed(self.seed)
-            ),
+            Knowledge.COLLUDERS: lambda: self._colluders(x),
             Knowledge.HONEST: lambda: self.others.clone(),
             Knowledge.DETECTOR: lambda: Permissive(x.clone()),
             Knowledge.MODEL: lambda: Copy(x),
         }
         return {k: v for k, v in every.items() if k in self.attack.needs()}
 
+    def _colluders(self, x: Tensor) -> Colluders:
+        self._shared.append(torch.Generator().manual_seed(self.seed))
+        return Colluders(torch.stack([x, x + 1]), 0, {}, self._shared[-1])
+
+    @property
+    def drew(self) -> bool:
+        """True if the attack has drawn anything, alone or together with its colluders."""
+        untouched = torch.Generator().manual_seed(self.seed).get_state()
+        generators = (self.generator, *self._shared)
+        return not all(torch.equal(g.get_state(), untouched) for g in generators)
+
     def send(self, direction: str, x: Tensor) -> Tensor:
         self._age[direction] += 1
-        known = {
+        known: dict[str, Any] = {
             "step": self._age[direction],
             "age": self._age[direction],
             "stage": 2,
@@ -119,7 +130,7 @@ class Worker:
             "granted": self.granted(x),
         }
         if direction != "update":
-            return self.attack.send(x, AttackContext(**known))
+            return _tensor(self.attack.send(x, AttackContext(**known)), direction)
         context = UpdateContext(
             **(known | {"received": None}),
             targets=torch.arange(6).view(2, 3),
@@ -127,11 +138,28 @@ class Worker:
             relabel=lambda targets: torch.cos(x.float() + targets.sum()).to(x.dtype),
         )
         overrides = type(self.attack).update is not Attack.update
-        return self.attack.update(x, context) if overrides else self.attack.inject(x, context)
+        hand_in = self.attack.update if overrides else self.attack.inject
+        return _tensor(hand_in(x, context), direction)
+
+    def given(self, direction: str, x: Tensor) -> dict[str, Tensor]:
+        """Return what is not to be changed when `x` is sent, by what it is."""
+        past = {f"its past signal {i}": t for i, t in enumerate(self.history[direction])}
+        received = {} if self.received is None else {"what it received": self.received}
+        return {"its input": x, **received, **past}
 
     def run(self, steps: int = 3) -> list[Tensor]:
         """Return what is sent in some steps, all directions."""
         return [self.send(d, self.honest()).clone() for _ in range(steps) for d in self.directions]
+
+
+def _tensor(sent: Any, direction: str) -> Tensor:
+    require(
+        isinstance(sent, Tensor),
+        f"it sends {type(sent).__name__} for {direction}",
+        "return a tensor: a new one, or the argument itself to be honest",
+    )
+    result: Tensor = sent
+    return result
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
