@@ -8,7 +8,7 @@
     from my_package import MyAttack
 
     @pytest.mark.parametrize("check", checks(MyAttack), ids=str)
-    def test_my_attack_owes_nothing(check):
+    def test_my_attack_keeps_the_contract(check):
         check()
 
 The properties are plain functions in `attacks`, `defenses` and `aggregators` here: each has a

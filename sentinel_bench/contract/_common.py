@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import math
+import pickle
+import random
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+import torch
 
 from sentinel_bench.api import Plugin
 from sentinel_bench.config import Component
@@ -82,3 +88,20 @@ def refuses_unknown_parameters(reg: Registry[Any], name: str) -> None:
         require(not known or known[0] in hint, f"a misspelt parameter gives {message!r}", remedy)
         return
     raise Violation(f"it takes an unknown parameter, {wrong!r}, without a word", remedy)
+
+
+def draws_in_private(play: Callable[[], object], remedy: str) -> None:
+    """Refuse draws from the global random numbers: cells run after each other in one process."""
+    before = _global_random()
+    play()
+    after = _global_random()
+    moved = [library for library in before if before[library] != after[library]]
+    require(not moved, f"it draws from the global random numbers of {', '.join(moved)}", remedy)
+
+
+def _global_random() -> dict[str, Any]:
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": pickle.dumps(np.random.get_state()),  # noqa: NPY002
+        "Python": random.getstate(),
+    }

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from sentinel_bench import registry
 from sentinel_bench.api import Defense, Direction, Setup, Signals, Verdict
 from sentinel_bench.config import Component
+from sentinel_bench.contract._check import require
 
 STAGES, SHAPE, WARMUP = 3, (2, 4, 8), 20
 BOUNDARIES: list[tuple[int, Direction]] = [
@@ -58,7 +54,8 @@ class Grid:
         own = torch.randn(self.replicas, *SHAPE, generator=noise)
         x = ((base + self.spread * own)[self.order]).to(self.dtype)
         everybody = torch.ones(self.replicas, dtype=torch.bool)
-        received = x * 0.9 if (stage, direction) in BOUNDARIES[1::2] else None
+        inside = self.defense.needs_received and (stage, direction) in BOUNDARIES[1::2]
+        received = x * 0.9 if inside else None
         return Signals(stage, direction, self.now, x, received, everybody)
 
     def warm_up(self) -> Grid:
@@ -107,78 +104,38 @@ def outcome(verdicts: Sequence[Verdict]) -> list[tuple[list[bool], list[bool]]]:
     return [(v.flagged.tolist(), v.severe.tolist()) for v in verdicts]
 
 
-def assert_sound(verdicts: Sequence[Verdict], active: Sequence[bool]) -> None:
-    """The form is right, nothing is NaN, and no untested replica is flagged."""
+def require_sound(verdicts: Sequence[Verdict], active: Sequence[bool], when: str) -> None:
+    """Refuse verdicts of a wrong form, with NaN, or that flag who was not tested.
+
+    Raises:
+        Violation: with `when` in it.
+    """
     for verdict in verdicts:
-        for flags in (verdict.flagged, verdict.severe):
-            assert flags.shape == (len(active),)
-            assert flags.dtype == torch.bool
-            assert not any(f and not a for f, a in zip(flags.tolist(), active, strict=True))
-        assert verdict.reference is None or verdict.reference.isfinite().all()
-        for values, low, high in verdict.statistics.values():
-            assert values[torch.tensor(active)].isfinite().all()
-            assert low <= high  # False for NaN
-
-
-LIES = {
-    "honest": lambda s: s,
-    "one far": lambda s: with_rows(s, [2], 30.0, active=True),
-    "one near": lambda s: near(s, 2),
-    "most far": lambda s: with_rows(s, [0, 1, 3], -3.0, active=True),
-    "one inactive": inactive(1),
-    "all inactive": inactive(0, 1, 2, 3),
-}
-
-
-def near(signals: Signals, row: int) -> Signals:
-    """Let one replica add a little to what it sends."""
-    sent = signals.sent.clone()
-    sent[row] *= 1.1
-    return with_sent(signals, sent)
-
-
-def with_sent(signals: Signals, sent: Tensor) -> Signals:
-    s = signals
-    return Signals(s.stage, s.direction, s.step, sent, s.received, s.active)
-
-
-def state(thing: Any, seen: tuple[int, ...] = ()) -> Any:
-    """Return all that an object holds as plain values; tensors, random numbers by their bytes."""
-    if id(thing) in seen:
-        return "itself"
-    inner = partial(state, seen=(*seen, id(thing)))
-    if isinstance(thing, Tensor):
-        raw = thing.detach().cpu().contiguous().flatten().view(torch.uint8)
-        return (str(thing.dtype), [*thing.shape], raw.numpy().tobytes())
-    if isinstance(thing, torch.Generator):
-        return inner(thing.get_state())
-    if isinstance(thing, np.ndarray):
-        return (str(thing.dtype), thing.shape, thing.tobytes())
-    if isinstance(thing, np.random.Generator):
-        return inner(thing.bit_generator.state)
-    if isinstance(thing, random.Random):
-        return thing.getstate()
-    if isinstance(thing, dict):
-        return {repr(k): inner(v) for k, v in thing.items()}
-    if isinstance(thing, list | tuple | deque):
-        return [inner(v) for v in thing]
-    if isinstance(thing, set | frozenset):
-        return sorted(map(repr, thing))
-    if isinstance(thing, partial):
-        return [inner(part) for part in (thing.func, thing.args, thing.keywords)]
-    if thing is None or isinstance(thing, str | bytes | int | float | bool | type):
-        return thing
-    slots = [s for kind in type(thing).__mro__ for s in getattr(kind, "__slots__", ())]
-    held = {s: getattr(thing, s) for s in slots if hasattr(thing, s)} | getattr(
-        thing, "__dict__", {}
-    )
-    return (type(thing).__qualname__, inner(held))
-
-
-def spoken(verdict: Verdict | None) -> Any:
-    """Return all that a verdict says, by its bytes."""
-    if verdict is None:
-        return None
-    statistics = {k: (state(v), low, high) for k, (v, low, high) in verdict.statistics.items()}
-    parts = (verdict.flagged, verdict.severe, verdict.reference)
-    return [*map(state, parts), statistics]
+        require(
+            isinstance(verdict, Verdict),
+            f"`check` returns {type(verdict).__name__} {when}",
+            "return a Verdict",
+        )
+        for what, flags in (("flagged", verdict.flagged), ("severe", verdict.severe)):
+            require(
+                flags.shape == (len(active),) and flags.dtype == torch.bool,
+                f"`{what}` is {list(flags.shape)} {flags.dtype} for {len(active)} replicas {when}",
+                "return one bool for each replica",
+            )
+            require(
+                not any(f and not a for f, a in zip(flags.tolist(), active, strict=True)),
+                f"`{what}` holds for a replica that is not active {when}",
+                "combine it: flagged & signals.active",
+            )
+        require(
+            verdict.reference is None or verdict.reference.isfinite().all(),
+            f"the reference holds NaN or Inf {when}",
+            "learn from clean signals only; offer None where there is nothing",
+        )
+        for name, (values, low, high) in verdict.statistics.items():
+            sound = values[torch.tensor(active)].isfinite().all() and low <= high  # not for NaN
+            require(
+                sound,
+                f"statistic {name} is not finite, or its fence is none, {when}",
+                "leave out who is not active, before and after any mean",
+            )

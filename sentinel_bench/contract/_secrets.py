@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -20,13 +21,16 @@ from sentinel_bench.api import (
     Attack,
     AttackContext,
     Defense,
+    Direction,
     Setup,
     Signals,
     Updates,
     Verdict,
 )
 from sentinel_bench.config import Component, Scenario, ThreatConfig
+from sentinel_bench.contract._check import require
 from sentinel_bench.ledger import Ledger
+from sentinel_bench.pipeline.boundary import Boundary, echo
 from sentinel_bench.pipeline.exchange import Contributed, LiveExchange
 from sentinel_bench.pipeline.inspect import Inspector
 from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
@@ -34,21 +38,24 @@ from sentinel_bench.pipeline.updates import Handed
 from sentinel_bench.pipeline.weights import StageWork
 from sentinel_bench.threat import Attacker
 
+SECRET: tuple[type[Any], ...]
 SECRET = (Attacker, Tamperer, ThreatConfig, Scenario, Attack, AttackContext, Sent, History)
 SECRET += (Contributed, Handed)
 HARNESS = (LiveExchange, Inspector, StageWork)
+FORWARD: tuple[tuple[int, Direction], ...] = ((0, "activation"), (1, "activation"))
+BACKWARD: tuple[tuple[int, Direction], ...] = ((2, "gradient"), (1, "gradient"))
 STAGES, REPLICAS, SHAPE = 4, 4, (2, 4, 8)
 ATTACKERS = [Attacker(1, 2, 3, Component(name="scaling"), "both", seed=9)]
 FORGERS = [
     Attacker(2, 1, 3, Component(name="update-sign-flip"), "update", seed=9),
-    Attacker(2, 3, 3, Component(name="heavy"), "update", seed=9),
+    Attacker(2, 3, 3, Component(name="contract/heavy"), "update", seed=9),
 ]
 
 
 class Heavy(Attack[Any]):
     """Holds weights that are twice as large."""
 
-    name = "heavy"
+    name = "contract/heavy"
     goal = formula = source = "test"
     axis = "weights"
 
@@ -100,6 +107,20 @@ def secrets(*roots: Any) -> set[str]:
     return {type(o).__name__ for o in reachable(*roots) if isinstance(o, SECRET + HARNESS)}
 
 
+def refuse_secrets(*roots: Any) -> None:
+    """Refuse a way to the ground truth.
+
+    Raises:
+        Violation: there is one.
+    """
+    found = secrets(*roots)
+    require(
+        not found,
+        f"it can reach {', '.join(sorted(found))}",
+        "keep nothing but tensors and numbers of what it is given; if it does, report this",
+    )
+
+
 class Events:
     """A log that keeps nothing."""
 
@@ -142,10 +163,7 @@ def run(live: LiveExchange, steps: int = 16) -> int:
     for step in range(steps):
         live.step = step
         tainted = [False] * REPLICAS
-        for stage, direction in ((0, "activation"), (1, "activation")):
-            x = base + 0.05 * torch.randn(REPLICAS, *SHAPE, generator=noise)
-            _, tainted = live.cross(stage, direction, x, tainted)
-        for stage, direction in ((2, "gradient"), (1, "gradient")):
+        for stage, direction in FORWARD + BACKWARD:
             x = base + 0.05 * torch.randn(REPLICAS, *SHAPE, generator=noise)
             _, tainted = live.cross(stage, direction, x, tainted)
         tampered += live.inspector.tally.tampered
@@ -177,7 +195,11 @@ def pried(updates: Updates) -> list[Any]:
     """Return all that can be had of updates."""
     work, everybody = updates.work, range(REPLICAS)
     sent = work.sent(everybody)
-    answers = [sent, *map(work.sent, ([r] for r in everybody)), work.recompute(everybody)]
+    answers: list[Any] = [
+        sent,
+        *map(work.sent, ([r] for r in everybody)),
+        work.recompute(everybody),
+    ]
     answers += [work.project(everybody, torch.ones(1, sent.shape[1])), work.losses()]
     if updates.kind == "gradient":
         answers += [work.redo(everybody), work.mean()]
@@ -190,7 +212,7 @@ def spied(name: str, seen: list[Any]) -> Defense[Any]:
 
     class Spied(kind):  # type: ignore[misc, valid-type]
         def check(self, signals: Signals) -> Verdict:
-            verdict = super().check(signals)
+            verdict: Verdict = super().check(signals)
             seen.extend([signals, verdict])
             return verdict
 
@@ -199,9 +221,9 @@ def spied(name: str, seen: list[Any]) -> Defense[Any]:
             super().learn(signals, clean)
 
         def check_updates(self, updates: Updates) -> Verdict:
-            verdict = super().check_updates(updates)
+            verdict: Verdict = super().check_updates(updates)
             seen.extend([*pried(updates), verdict])
-            assert secrets(self, seen[-20:]) == set()  # while the handle is open
+            refuse_secrets(self, seen[-20:])  # while the handle is open
             return verdict
 
         def learn_updates(self, updates: Updates, clean: Tensor) -> None:
@@ -209,3 +231,61 @@ def spied(name: str, seen: list[Any]) -> Defense[Any]:
             super().learn_updates(updates, clean)
 
     return Spied(registry.defenses.params(Component(name=name)))
+
+
+def truth_in_signals(name: str) -> bool:
+    """Let a defense watch liars through the exchange; return whether it was shown anything.
+
+    Raises:
+        Violation: there is a way to the ground truth from what it was given, or keeps.
+    """
+    seen: list[Any] = []
+    defense = spied(name, seen)
+    with _known(Heavy):
+        lies = run(exchange(defense))
+    if lies == 0:
+        raise RuntimeError("nobody lied: the check checks nothing")
+    refuse_secrets(defense, seen)
+    return bool(seen)
+
+
+def truth_in_autograd(name: str) -> bool:
+    """Let a defense watch a training step with real boundaries, each a node of the graph.
+
+    Returns whether it was shown anything.
+
+    Raises:
+        Violation: as above.
+    """
+    seen: list[Any] = []
+    defense = spied(name, seen)
+    with _known(Heavy):
+        live = exchange(defense)
+        boundaries = [Boundary(stage, REPLICAS) for stage in range(STAGES - 1)]
+        layers = [torch.nn.Linear(SHAPE[2], SHAPE[2]) for _ in range(STAGES)]
+        for step in range(6):  # honest until the attacker starts
+            live.step = step
+            h = torch.randn(REPLICAS * SHAPE[0], *SHAPE[1:])
+            rode = torch.zeros(REPLICAS, requires_grad=True)
+            for layer, boundary in zip(layers, [*boundaries, None], strict=True):
+                h = layer(h)
+                if boundary is not None:
+                    boundary.exchange = live
+                    h, rode = boundary(h, rode)
+            if "Attacker" not in secrets(h):  # the way is there, for who has a tensor of the graph
+                raise RuntimeError("the graph leads nowhere: the check checks nothing")
+            (h.square().mean() + echo(rode)).backward()  # type: ignore[no-untyped-call]
+            live.inspector.end_step(step)
+            live.end_step()
+    refuse_secrets(defense, seen)
+    return bool(seen)
+
+
+@contextmanager
+def _known(attack: type[Attack[Any]]) -> Iterator[None]:
+    """Make an attack known by its name for a while."""
+    registry.attacks.add(attack.name, attack)
+    try:
+        yield
+    finally:
+        registry.attacks.drop(attack.name)

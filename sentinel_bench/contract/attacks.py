@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-import random
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import torch
 
 from sentinel_bench import registry
@@ -173,20 +169,7 @@ def is_the_same_run_for_the_same_seed(name: str) -> None:
 
 def does_not_touch_the_global_random_numbers(name: str) -> None:
     """It leaves the random numbers of torch, numpy and Python alone."""
-    torch.manual_seed(0)
-    before = _global_random()
-    Worker(name).run()
-    after = _global_random()
-    moved = [library for library in before if before[library] != after[library]]
-    require(not moved, f"it draws from the global random numbers of {', '.join(moved)}", _DRAW)
-
-
-def _global_random() -> dict[str, Any]:
-    return {
-        "torch": torch.get_rng_state().tolist(),
-        "numpy": pickle.dumps(np.random.get_state()),  # noqa: NPY002
-        "Python": random.getstate(),
-    }
+    _common.draws_in_private(lambda: Worker(name).run(), _DRAW)
 
 
 def that_draws_sends_something_else_for_another_seed(name: str) -> None:

@@ -18,7 +18,7 @@ NOT_ASKED = {
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: f"{check.plugin}-{check}")
-def test_every_attack_owes_nothing(check: Check) -> None:
+def test_every_attack_keeps_the_contract(check: Check) -> None:
     assert (check() is not None) is ((check.plugin, check.name) in NOT_ASKED)
 
 
