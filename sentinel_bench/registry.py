@@ -139,10 +139,11 @@ class Registry(Generic[T]):
 
     def _hint(self, name: str) -> str:
         """Say which names may be meant, and how plugins become known."""
-        package, slash, _ = name.rpartition("/")
         alike = [n for n in self._targets if n.rpartition("/")[2] == name]
         hint = nearest(name, alike or self._targets)
+        package, slash, _ = name.rpartition("/")
         if slash and not any(n.startswith(f"{package}/") for n in self._targets):
+            hint = hint if "did you mean" in hint else ""
             hint += f"; nothing is known of {package!r}: install it, or give --plugin {package}.py"
         return hint
 
