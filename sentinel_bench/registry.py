@@ -140,7 +140,9 @@ class Registry(Generic[T]):
     def _hint(self, name: str) -> str:
         """Say which names may be meant, and how plugins become known."""
         alike = [n for n in self._targets if n.rpartition("/")[2] == name]
-        hint = nearest(name, alike or self._targets)
+        if alike:
+            return f"; did you mean {', '.join(alike)}?"
+        hint = nearest(name, self._targets)
         package, slash, _ = name.rpartition("/")
         if slash and not any(n.startswith(f"{package}/") for n in self._targets):
             hint = hint if "did you mean" in hint else ""

@@ -23,9 +23,11 @@ from typing import Any
 from sentinel_bench import registry
 from sentinel_bench.api import Plugin
 from sentinel_bench.contract._check import Check, Violation
+from sentinel_bench.contract._timing import Cost, measure
+from sentinel_bench.contract._verdict import Outcome, judge
 from sentinel_bench.errors import ConfigError, PluginError
 
-__all__ = ["Check", "Violation", "checks", "checks_of"]
+__all__ = ["Check", "Cost", "Outcome", "Violation", "checks", "checks_of", "judge", "measure"]
 
 
 def checks(plugin: type[Plugin[Any]]) -> list[Check]:

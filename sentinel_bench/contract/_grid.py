@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sentinel_bench import registry
 from sentinel_bench.api import Defense, Direction, Setup, Signals, Verdict
@@ -73,6 +74,7 @@ class Grid:
         for stage, direction in BOUNDARIES:
             signals = change(self.signals(stage, direction))
             verdict = self.defense.check(signals)
+            require_form(verdict, self.replicas)
             self.defense.learn(signals, signals.active & ~(verdict.flagged & heed))
             verdicts.append(verdict)
         self.defense.end_step(self.now)
@@ -104,24 +106,34 @@ def outcome(verdicts: Sequence[Verdict]) -> list[tuple[list[bool], list[bool]]]:
     return [(v.flagged.tolist(), v.severe.tolist()) for v in verdicts]
 
 
+def require_form(verdict: Any, replicas: int) -> None:
+    """Refuse what is no verdict.
+
+    Raises:
+        Violation: it is none, or its flags are not bool `[replicas]`.
+    """
+    require(
+        isinstance(verdict, Verdict),
+        f"`check` returns {type(verdict).__name__}",
+        "return a Verdict",
+    )
+    for what, flags in (("flagged", verdict.flagged), ("severe", verdict.severe)):
+        form = (tuple(flags.shape), flags.dtype) if isinstance(flags, Tensor) else type(flags)
+        require(
+            form == ((replicas,), torch.bool),
+            f"`{what}` is {form} for {replicas} replicas",
+            "return a tensor with one bool for each replica",
+        )
+
+
 def require_sound(verdicts: Sequence[Verdict], active: Sequence[bool], when: str) -> None:
-    """Refuse verdicts of a wrong form, with NaN, or that flag who was not tested.
+    """Refuse verdicts with NaN, or that flag who was not tested.
 
     Raises:
         Violation: with `when` in it.
     """
     for verdict in verdicts:
-        require(
-            isinstance(verdict, Verdict),
-            f"`check` returns {type(verdict).__name__} {when}",
-            "return a Verdict",
-        )
         for what, flags in (("flagged", verdict.flagged), ("severe", verdict.severe)):
-            require(
-                flags.shape == (len(active),) and flags.dtype == torch.bool,
-                f"`{what}` is {list(flags.shape)} {flags.dtype} for {len(active)} replicas {when}",
-                "return one bool for each replica",
-            )
             require(
                 not any(f and not a for f, a in zip(flags.tolist(), active, strict=True)),
                 f"`{what}` holds for a replica that is not active {when}",

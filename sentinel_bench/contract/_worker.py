@@ -40,8 +40,9 @@ class Copy:
 
     def __init__(self, weights: Tensor) -> None:
         generator = torch.Generator().manual_seed(1)
-        self._embed = torch.randn(VOCABULARY, 4, generator=generator)
-        self.parameters = [nn.Parameter(weights.detach().float().view(VOCABULARY, 4).clone())]
+        own = weights.detach().float().view(VOCABULARY, -1)
+        self._embed = torch.randn(own.shape, generator=generator)
+        self.parameters = [nn.Parameter(own.clone())]
 
     def logits(self, ids: Tensor) -> Tensor:
         return self._embed[ids] @ self.parameters[0].T
@@ -64,12 +65,16 @@ class Permissive:
 
 @dataclass
 class Worker:
-    """One malicious worker with as much past as its attack asks for, and a source of signals."""
+    """One malicious worker with as much past as its attack asks for, and a source of signals.
+
+    An attack on weights is given as many `parameters`, a multiple of the vocabulary.
+    """
 
     name: str
     seed: int = 3
     shape: tuple[int, ...] = SHAPES["usual"]
     dtype: torch.dtype = torch.float32
+    parameters: int = VOCABULARY * 4
     attack: Attack[Any] = field(init=False)
     generator: torch.Generator = field(init=False)
 
@@ -80,7 +85,7 @@ class Worker:
         self._data = torch.Generator().manual_seed(17)
         self._age = dict.fromkeys(self.directions, -1)
         if self.directions == ("update",):
-            self.shape = (VOCABULARY * 4,)
+            self.shape = (self.parameters,)
         self.history = {
             d: [self.honest() for _ in range(self.attack.memory())] for d in self.directions
         }

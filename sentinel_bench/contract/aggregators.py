@@ -198,7 +198,7 @@ def follows_the_scale_and_the_place_of_the_rows(name: str) -> None:
 
 
 def is_not_moved_far_by_f_rows_of_garbage(name: str) -> str | None:
-    """F rows of garbage do not move it away from the honest rows."""
+    """Garbage in f rows does not move it away from the honest ones."""
     if not _promises(name):
         return _NO_PROMISE
     for label, garbage in GARBAGE.items():
