@@ -112,8 +112,8 @@ def _load(file: Path) -> None:
 def _read(file: Path) -> bytes:
     if not re.fullmatch(r"[\w-]+", file.stem) or file.suffix != ".py":
         raise ConfigError(f"{file}: a plugin file is called NAME.py, of letters, digits, - and _")
-    if file.is_dir():
-        raise ConfigError(f"{file}: is a folder; install a package with pip instead")
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file}: is no file; install a package with pip instead")
     try:
         return file.read_bytes()
     except OSError as error:

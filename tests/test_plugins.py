@@ -131,7 +131,7 @@ def test_a_plugin_of_a_file_acts_inside_of_another_attack(write: Write) -> None:
     "name, text, message",
     [
         ("gone.py", None, r"gone.py: cannot be read: no such file"),
-        ("folder.py", "", r"folder.py: is a folder; install a package"),
+        ("folder.py", "", r"folder.py: is no file; install a package"),
         ("my.txt", ATTACK, r"my.txt: a plugin file is called NAME.py"),
         ("a b.py", ATTACK, r"a b.py: a plugin file is called NAME.py"),
         ("a:b.py", ATTACK, r"a:b.py: a plugin file is called NAME.py"),
@@ -209,6 +209,13 @@ def test_a_link_is_called_by_its_own_name(write: Write, tmp_path: Path) -> None:
     (tmp_path / "nowhere.py").symlink_to(tmp_path / "gone.py")
     with pytest.raises(ConfigError, match=r"nowhere\.py: cannot be read: no such file"):
         plugins.use([tmp_path / "nowhere.py"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes with names")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(ConfigError, match=r"pipe\.py: is no file"):
+        plugins.use([tmp_path / "pipe.py"])
 
 
 def test_letters_of_any_script_make_a_name(write: Write) -> None:
