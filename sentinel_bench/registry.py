@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -160,6 +160,13 @@ class Registry(Generic[T]):
         for inner in self._wrapped(plugin, params):
             self.params(inner)
         return params
+
+    def nested(self, component: Component) -> Iterator[type[T]]:
+        """Yield the class of a plugin, and those of all plugins that its parameters name."""
+        plugin = self.get(component.name)
+        yield plugin
+        for inner in plugin.wraps(self.params(component)):
+            yield from self.nested(inner)
 
     def create(self, component: Component) -> T:
         """Return a new instance with validated parameters.

@@ -144,12 +144,14 @@ class Workshop:
 
     def __init__(self, live: LiveExchange) -> None:
         self.scenario = Scenario()
-        self._cross = live.cross
-        live.cross = self.cross  # type: ignore[method-assign]
+        self._depart = live.depart
+        live.depart = self.depart  # type: ignore[method-assign]
 
-    def cross(self, stage: int, direction: Any, x: Tensor, tainted: list[bool]) -> Any:
+    def depart(
+        self, stage: int, direction: Any, x: Tensor, taint: Tensor, microbatch: int = 0
+    ) -> Any:
         self.honest = x.detach().clone()
-        return self._cross(stage, direction, x, tainted)
+        return self._depart(stage, direction, x, taint, microbatch)
 
     def redo(self, stage: int, direction: Any, of: Any, received: Tensor | None) -> Tensor:
         return self.honest[list(of)]
@@ -162,10 +164,10 @@ def run(live: LiveExchange, steps: int = 16) -> int:
     base = torch.randn(SHAPE, generator=noise)
     for step in range(steps):
         live.step = step
-        tainted = [False] * REPLICAS
+        tainted = torch.zeros(REPLICAS)
         for stage, direction in FORWARD + BACKWARD:
             x = base + 0.05 * torch.randn(REPLICAS, *SHAPE, generator=noise)
-            _, tainted = live.cross(stage, direction, x, tainted)
+            _, tainted = live.depart(stage, direction, x, tainted)
         tampered += live.inspector.tally.tampered
         if live.weighs:
             tampered += hand_in(live)

@@ -16,6 +16,9 @@ from sentinel_bench.api import (
     Colluders,
     Judgement,
     Knowledge,
+    Late,
+    Message,
+    Silence,
     UpdateContext,
 )
 from sentinel_bench.config import Component
@@ -120,7 +123,7 @@ class Worker:
         generators = (self.generator, *self._shared)
         return not all(torch.equal(g.get_state(), untouched) for g in generators)
 
-    def send(self, direction: str, x: Tensor) -> Tensor:
+    def send(self, direction: str, x: Tensor) -> Message:
         self._age[direction] += 1
         known: dict[str, Any] = {
             "step": self._age[direction],
@@ -135,7 +138,7 @@ class Worker:
             "granted": self.granted(x),
         }
         if direction != "update":
-            return _tensor(self.attack.send(x, AttackContext(**known)), direction)
+            return _message(self.attack.send(x, AttackContext(**known)), direction)
         context = UpdateContext(
             **(known | {"received": None}),
             targets=torch.arange(6).view(2, 3),
@@ -144,7 +147,7 @@ class Worker:
         )
         overrides = type(self.attack).update is not Attack.update
         hand_in = self.attack.update if overrides else self.attack.inject
-        return _tensor(hand_in(x, context), direction)
+        return _message(hand_in(x, context), direction)
 
     def given(self, direction: str, x: Tensor) -> dict[str, Tensor]:
         """Return what is not to be changed when `x` is sent, by what it is."""
@@ -152,22 +155,49 @@ class Worker:
         received = {} if self.received is None else {"what it received": self.received}
         return {"its input": x, **received, **past}
 
-    def run(self, steps: int = 3) -> list[Tensor]:
+    def run(self, steps: int = 3) -> list[Message]:
         """Return what is sent in some steps, all directions."""
-        return [self.send(d, self.honest()).clone() for _ in range(steps) for d in self.directions]
+        return [kept(self.send(d, self.honest())) for _ in range(steps) for d in self.directions]
 
 
-def _tensor(sent: Any, direction: str) -> Tensor:
+def _message(sent: Any, direction: str) -> Message:
+    late = isinstance(sent, Late) and isinstance(sent.signal, Tensor)
     require(
-        isinstance(sent, Tensor),
+        isinstance(sent, Tensor | Silence) or late,
         f"it sends {type(sent).__name__} for {direction}",
-        "return a tensor: a new one, or the argument itself to be honest",
+        "return a tensor: a new one, or the argument itself to be honest; a fault may also return "
+        "Silence() or Late(tensor, seconds)",
     )
-    result: Tensor = sent
+    result: Message = sent
     return result
 
 
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
+def tensors(sent: Message) -> list[Tensor]:
+    """Return what a receiver gets to see: at most one tensor."""
+    if isinstance(sent, Silence):
+        return []
+    return [sent.signal if isinstance(sent, Late) else sent]
+
+
+def seconds(sent: Message) -> float:
+    """Return how late a message is."""
+    return sent.seconds if isinstance(sent, Late) else 0.0
+
+
+def kept(sent: Message) -> Message:
+    """Return the same, safe from what is done to it later."""
+    if isinstance(sent, Late):
+        return Late(sent.signal.clone(), sent.seconds)
+    return sent.clone() if isinstance(sent, Tensor) else sent
+
+
+def same(one: list[Message], other: list[Message]) -> bool:
     """Bit for bit, NaN being equal to NaN."""
-    pairs = zip(one, other, strict=True)
-    return all(torch.equal(a.nan_to_num(7.25), b.nan_to_num(7.25)) for a, b in pairs)
+    return all(
+        (type(a), seconds(a)) == (type(b), seconds(b))
+        and all(
+            torch.equal(s.nan_to_num(7.25), t.nan_to_num(7.25))
+            for s, t in zip(tensors(a), tensors(b), strict=True)
+        )
+        for a, b in zip(one, other, strict=True)
+    )

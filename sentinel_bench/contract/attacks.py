@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from sentinel_bench import registry
 from sentinel_bench.api import OWN, Attack, AttackContext, Knowledge, tier
 from sentinel_bench.contract import _common
 from sentinel_bench.contract._check import Violation, require
-from sentinel_bench.contract._worker import SHAPES, Worker, create, same
+from sentinel_bench.contract._worker import SHAPES, Worker, create, same, seconds, tensors
 from sentinel_bench.errors import KnowledgeError
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -39,7 +41,7 @@ def changes_something(name: str) -> str | None:
         for direction in worker.directions:
             honest = [worker.honest() for _ in range(5)]
             require(
-                any(not torch.equal(worker.send(direction, x), x) for x in honest),
+                any(not same([worker.send(direction, x)], [x]) for x in honest),
                 f"what it sends for {direction} is the honest signal, five times ({case})",
                 "override `signal`; an attack on weight gradients says `axis = 'weights'` and "
                 "overrides `update`",
@@ -51,15 +53,25 @@ def keeps_shape_dtype_and_device_and_stays_finite(name: str) -> None:
     """What it sends has the shape, dtype and device of the signal, and is finite."""
     for case, worker in _cases(name):
         for sent in worker.run():
-            form = (tuple(sent.shape), sent.dtype, sent.device.type)
-            honest = (worker.shape, worker.dtype, "cpu")
+            late = seconds(sent)
             require(
-                form == honest,
-                f"it sends {form} for {honest} ({case})",
-                "return the form of the argument: .to(x.dtype) after float32 arithmetic",
+                0 <= late < math.inf,
+                f"it sends a message {late} seconds late ({case})",
+                "be late by a finite time",
             )
-            finite = not worker.attack.finite or sent.isfinite().all()
-            require(finite, f"it sends NaN or Inf ({case})", _FINITE)
+            for x in tensors(sent):
+                _has_form(x, worker, case)
+
+
+def _has_form(x: Tensor, worker: Worker, case: str) -> None:
+    form, honest = (tuple(x.shape), x.dtype, x.device.type), (worker.shape, worker.dtype, "cpu")
+    require(
+        form == honest,
+        f"it sends {form} for {honest} ({case})",
+        "return the form of the argument: .to(x.dtype) after float32 arithmetic",
+    )
+    finite = not worker.attack.finite or x.isfinite().all()
+    require(finite, f"it sends NaN or Inf ({case})", _FINITE)
 
 
 def stays_finite_on_a_constant_signal(name: str) -> str | None:
@@ -69,9 +81,7 @@ def stays_finite_on_a_constant_signal(name: str) -> str | None:
     for value in (0.0, 1.0, -1e4, 1e-8):
         worker = Worker(name)
         x = torch.full(worker.shape, value)
-        for direction in worker.directions:
-            sent = worker.send(direction, x)
-            require(sent.isfinite().all(), f"NaN or Inf for a signal of {value:g} only", _FINITE)
+        require(_finite(worker, x), f"NaN or Inf for a signal of {value:g} only", _FINITE)
     return None
 
 
@@ -85,13 +95,17 @@ def stays_finite_where_everybody_is_alike(name: str) -> str | None:
         worker.others = torch.ones(4, *worker.shape)
         x = torch.ones(worker.shape)
         for _ in range(3):
-            for direction in worker.directions:
-                require(
-                    worker.send(direction, x).isfinite().all(),
-                    f"NaN or Inf where everybody sends 1 and received {received:g}",
-                    _FINITE,
-                )
+            require(
+                _finite(worker, x),
+                f"NaN or Inf where everybody sends 1 and received {received:g}",
+                _FINITE,
+            )
     return None
+
+
+def _finite(worker: Worker, x: Tensor) -> bool:
+    sent = [worker.send(direction, x) for direction in worker.directions]
+    return all(bool(y.isfinite().all()) for message in sent for y in tensors(message))
 
 
 def works_at_the_ends_of_the_pipeline_and_without_honest_company(name: str) -> None:
@@ -99,12 +113,24 @@ def works_at_the_ends_of_the_pipeline_and_without_honest_company(name: str) -> N
     worker = Worker(name)
     worker.received = None
     worker.others = torch.empty(0, *worker.shape)
-    for sent in worker.run():
+    for x in (x for sent in worker.run() for x in tensors(sent)):
         require(
-            sent.shape == worker.shape,
-            f"it sends shape {list(sent.shape)} for {list(worker.shape)}",
+            x.shape == worker.shape,
+            f"it sends shape {list(x.shape)} for {list(worker.shape)}",
             "be honest (return x) where `ctx.received` is None or `ctx.honest` is empty",
         )
+
+
+def is_silent_or_late_only_as_a_fault(name: str) -> None:
+    """It leaves the signal out, or sends it late, if it is a fault, and only then."""
+    odd = any(not isinstance(sent, Tensor) for sent in Worker(name).run(6))
+    fault = registry.attacks.get(name).fault
+    require(
+        odd == fault,
+        f"it says `fault = {fault}`, and {'some' if odd else 'none'} of its messages are "
+        "missing or late",
+        "`fault = True` is for attacks that return Silence or Late",
+    )
 
 
 def sees_what_it_declares_and_nothing_else(name: str) -> None:
@@ -150,14 +176,14 @@ def does_not_change_the_signal_through_what_it_sent(name: str) -> None:
     worker = Worker(name)
     x = worker.honest()
     value = x.clone()
-    sent = worker.send(worker.directions[0], x)
-    if sent is not x:
-        sent.fill_(9)
-        require(
-            torch.equal(x, value),
-            "it sends a view of the honest signal",
-            "return a new tensor (.clone()), or the argument itself",
-        )
+    for sent in tensors(worker.send(worker.directions[0], x)):
+        if sent is not x:
+            sent.fill_(9)
+            require(
+                torch.equal(x, value),
+                "it sends a view of the honest signal",
+                "return a new tensor (.clone()), or the argument itself",
+            )
 
 
 def is_the_same_run_for_the_same_seed(name: str) -> None:
@@ -200,6 +226,11 @@ def says_what_it_is(name: str) -> None:
     """It has a name, a goal, a formula, a source, a docstring, and says what it knows."""
     _common.describes_itself(registry.attacks, name, Attack)
     attack = registry.attacks.get(name)
+    require(
+        isinstance(attack.note, str) and (attack.note.strip() or not attack.fault),
+        "it is a fault, and its `note` is empty",
+        "say what has to be known to read its numbers",
+    )
     declared = attack.knowledge
     require(
         isinstance(declared, frozenset) and all(isinstance(k, Knowledge) for k in declared),
@@ -234,6 +265,7 @@ CHECKS = (
     stays_finite_on_a_constant_signal,
     stays_finite_where_everybody_is_alike,
     works_at_the_ends_of_the_pipeline_and_without_honest_company,
+    is_silent_or_late_only_as_a_fault,
     sees_what_it_declares_and_nothing_else,
     leaves_its_input_its_past_and_what_it_received_alone,
     does_not_change_the_signal_through_what_it_sent,

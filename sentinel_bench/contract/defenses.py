@@ -39,7 +39,13 @@ def can_be_made(name: str) -> None:
 def says_what_it_is(name: str) -> None:
     """It has a name, a goal, a formula, a source and a docstring."""
     _common.describes_itself(registry.defenses, name, Defense)
-    params = registry.defenses.get(name).Params
+    defense = registry.defenses.get(name)
+    params = defense.Params
+    require(
+        isinstance(defense.across_stages, bool) and isinstance(defense.whole_batch, bool),
+        f"`across_stages` is {defense.across_stages!r}, `whole_batch` {defense.whole_batch!r}",
+        "say True or False: they decide how it may be spread over processes",
+    )
     require(
         issubclass(params, ResponseParams),
         f"its parameters are {params.__name__}",

@@ -44,8 +44,8 @@ def test_a_good_plugin_passes_line_by_line_and_is_timed(call: Call) -> None:
     lines = done.out.splitlines()
     assert lines[0] == "attack scaling"
     assert lines[1] == "  passed     It can be made with its default parameters"
-    assert "16 passed" in lines
-    timed = lines[lines.index("16 passed") + 3 :]
+    assert "17 passed" in lines
+    timed = lines[lines.index("17 passed") + 3 :]
     assert [re.split(r"  +", line.strip())[0] for line in timed] == [
         "attack scaling",
         "attack none",
@@ -92,7 +92,7 @@ def test_json_holds_the_same_and_nothing_else_is_on_stdout(call: Call, twist: li
 def test_what_is_not_asked_of_a_plugin_is_said_with_the_reason(call: Call) -> None:
     done = call("validate", "non-finite")
     assert done.status == 0
-    assert "14 passed, 2 not asked" in done.out
+    assert "15 passed, 2 not asked" in done.out
     assert "(it sends NaN or Inf on purpose (`finite = False`))" in done.out
 
 

@@ -59,6 +59,12 @@ def test_an_unknown_attack_is_an_error_that_names_the_nearest():
         "mixed:pool=[]",
         "backdoor:w=0",
         "backdoor:trigger=[]",
+        "crash:after=-1",
+        "straggle:seconds=0",
+        "straggle:seconds=.inf",
+        "straggle:seconds=86401",
+        "straggle:rate=0",
+        "straggle:rate=1.1",
     ],
 )
 def test_an_impossible_parameter_is_an_error(text):

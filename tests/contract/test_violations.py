@@ -19,8 +19,10 @@ from sentinel_bench.api import (
     Attack,
     Defense,
     Knowledge,
+    Late,
     NoParams,
     ResponseParams,
+    Silence,
     Verdict,
 )
 from sentinel_bench.config import Frozen
@@ -117,6 +119,7 @@ def colluding(x: Any, ctx: Any) -> Any:
 FORM = "keeps-shape-dtype-and-device-and-stays-finite"
 GIVEN = "leaves-its-input-its-past-and-what-it-received-alone"
 SEED = "that-draws-sends-something-else-for-another-seed"
+LATE = "is-silent-or-late-only-as-a-fault"
 GLOBAL = "does-not-touch-the-global-random-numbers"
 PARAMETERS = "has-parameters-with-defaults-and-descriptions"
 ENDS = "works-at-the-ends-of-the-pipeline-and-without-honest-company"
@@ -131,6 +134,15 @@ ATTACKS = [
     (attack(Params=Bare), PARAMETERS, "parameter depth has no description"),
     (attack(Params=Hasty), PARAMETERS, "are others once they were written"),
     (attack(Params=Lax), "refuses-a-misspelt-parameter", "takes an unknown parameter, 'depthh'"),
+    (attack(fault=True), "says-what-it-is", "it is a fault, and its `note` is empty"),
+    (of(lambda x, ctx: Silence()), LATE, "says `fault = False`, and some of its messages"),
+    (of(lambda x, ctx: Late(x, 1.0)), LATE, "says `fault = False`, and some of its messages"),
+    (attack(fault=True), LATE, "says `fault = True`, and none of its messages"),
+    (of(lambda x, ctx: Late(x, float("inf"))), FORM, "sends a message inf seconds late"),
+    (of(lambda x, ctx: Late(x, -1.0)), FORM, "sends a message -1.0 seconds late"),
+    (of(lambda x, ctx: Late(2 * x.float(), 1.0)), FORM, r"torch.float32.*usual, torch.bfloat16"),
+    (of(lambda x, ctx: Late(None, 1.0)), FORM, "it sends Late for activation"),
+    (of(lambda x, ctx: Late(in_place(x, ctx), 1.0)), GIVEN, "changes its input in place"),
     (of(lambda x, ctx: x), "changes-something", "is the honest signal, five times"),
     (of(lambda x, ctx: x.clone()), "changes-something", "is the honest signal, five times"),
     (of(lambda x, ctx: None), FORM, "it sends NoneType for activation"),
@@ -312,6 +324,7 @@ PREVIEW = "says-in-a-preview-what-it-then-says"
 DEFENSES = [
     (watch(start=fail), "can-be-made", "raised ValueError at test_violations.py"),
     (watch(formula=""), "says-what-it-is", "its `formula` is ''"),
+    (watch(across_stages="no"), "says-what-it-is", "`across_stages` is 'no'"),
     (watch(check=spoil), "leaves-all-that-it-is-given-alone", "`check` changes `sent` in place"),
     (watch(learn=spoil_learning), "leaves-all-that-it-is-given-alone", "`learn` changes `clean`"),
     (verdict(lambda s, v: None), VERDICTS, "`check` returns NoneType"),

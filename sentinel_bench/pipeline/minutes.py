@@ -1,0 +1,90 @@
+"""What the processes of a run tell each other at the end of a step, for one record."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sentinel_bench.ledger import Ban, Ledger
+from sentinel_bench.pipeline.inspect import Log, Tally
+from sentinel_bench.pipeline.team import Team
+
+_FORWARD_FIRST = {"activation": 0, "gradient": 1, "update": 2}
+
+Row = tuple[str, dict[str, Any]]
+
+
+class Minutes:
+    """A log that keeps the rows of a step until all processes have told theirs.
+
+    Every replica group comes to the same verdicts, so the rows of the first one are all there are.
+    One process by itself writes through.
+
+    Args:
+        log: of the record; only that of rank 0 is written to.
+        team: the processes.
+    """
+
+    def __init__(self, log: Log, team: Team) -> None:
+        self._log = log
+        self._team = team
+        self._rows: list[Row] = []
+
+    def append(self, kind: str, /, **fields: Any) -> None:
+        """Add one row."""
+        if self._team.several:
+            self._rows.append((kind, fields))
+        else:
+            self._log.append(kind, **fields)
+
+    def close_step(
+        self, bans: list[Ban], tally: Tally, loss: float | None, waited: float, ledger: Ledger
+    ) -> tuple[Tally, float, float]:
+        """Write what happened in a step, and let the ledger know who was banned elsewhere.
+
+        Args:
+            bans, tally: of the stages that are here.
+            loss: of the step; None where it is not known.
+            waited: simulated seconds in which everybody waits for a late worker.
+            ledger: gets the bans of the other stages.
+
+        Returns:
+            Tally, loss and waits of the whole run.
+        """
+        if not self._team.several:
+            return tally, known(loss), waited
+        told = self._team.share((self._rows, bans, tally, waited, loss))
+        pipeline = told[: len(told) // self._team.column[1]]
+        self._rows = []
+        rows = [row for rows, *_ in pipeline for row in rows]
+        for kind, fields in sorted(rows, key=_place):
+            self._log.append(kind, **fields)
+        for _, elsewhere, *_ in pipeline:
+            for ban in elsewhere:
+                ledger.ban(ban.stage, ban.replica)
+        tallies, waits = [t[2] for t in pipeline], [t[3] for t in pipeline]
+        return _sum(tallies), known(*(t[-1] for t in told)), math.fsum(waits)
+
+
+def _place(row: Row) -> tuple[int, int, int]:
+    """Return where a row of a step stands in the order in which one process comes to it."""
+    kind, fields = row
+    where = fields.get("direction")
+    if kind == "ban" or where not in _FORWARD_FIRST:
+        return 3, 0, fields.get("stage", 0)
+    stage = -fields["stage"] if where == "gradient" else fields["stage"]
+    return _FORWARD_FIRST[where], fields.get("microbatch", 0), stage
+
+
+def _sum(tallies: list[Tally]) -> Tally:
+    both = Tally()
+    for tally in tallies:
+        both.checked = [a + b for a, b in zip(both.checked, tally.checked, strict=True)]
+        both.flagged = [a + b for a, b in zip(both.flagged, tally.flagged, strict=True)]
+        both.tampered += tally.tampered
+    return both
+
+
+def known(*losses: float | None) -> float:
+    """Add up what the last process of each replica group has found of the loss."""
+    return sum((loss for loss in losses if loss is not None), 0.0)
