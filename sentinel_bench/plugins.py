@@ -11,7 +11,7 @@ import contextlib
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.abc import SourceLoader
 from importlib.util import find_spec, module_from_spec, spec_from_loader
@@ -25,18 +25,6 @@ from sentinel_bench.provenance import imported
 
 PREFIX = "sentinel_bench_file_"
 """What the names of the modules of plugin files begin with."""
-
-
-@dataclass
-class _Loaded:
-    """A file in use, and what it added."""
-
-    file: Path
-    module: str
-    plugins: list[tuple[registry.Registry[Any], str]] = field(default_factory=list)
-
-
-_loaded: list[_Loaded] = []
 
 
 class _Held(SourceLoader):
@@ -53,10 +41,23 @@ class _Held(SourceLoader):
         return self.source
 
 
-def use(files: Iterable[Path]) -> None:
+@dataclass
+class _Loaded:
+    """A file in use, and what it added."""
+
+    loader: _Held
+    module: str
+    plugins: list[tuple[registry.Registry[Any], str]] = field(default_factory=list)
+
+
+_loaded: list[_Loaded] = []
+
+
+def use(files: Iterable[Path] | Mapping[Path, bytes]) -> None:
     """Make the plugins of these files known, in place of those of the last call.
 
-    A process that runs cells of another one calls this with what `in_use` said there.
+    A process that runs cells of another one calls this with what `in_use` said there: files with
+    their sources, which are then not read again.
 
     Raises:
         ConfigError: a file is missing, no Python, raises when it is imported, imports what lies
@@ -66,16 +67,17 @@ def use(files: Iterable[Path]) -> None:
         _forget(item)
     _loaded.clear()
     try:
-        for file in dict.fromkeys(f.absolute() for f in files):
-            _load(file)
+        sources = files if isinstance(files, Mapping) else {}
+        for file in dict.fromkeys(files):
+            _load(file.absolute(), sources.get(file))
     except BaseException:
         use(())
         raise
 
 
-def in_use() -> tuple[Path, ...]:
-    """Return the files whose plugins are known."""
-    return tuple(item.file for item in _loaded)
+def in_use() -> dict[Path, bytes]:
+    """Return the files whose plugins are known, with their sources."""
+    return {item.loader.path: item.loader.source for item in _loaded}
 
 
 def _forget(item: _Loaded) -> None:
@@ -84,14 +86,16 @@ def _forget(item: _Loaded) -> None:
     sys.modules.pop(item.module, None)
 
 
-def _load(file: Path) -> None:
-    source = _read(file)
+def _load(file: Path, source: bytes | None) -> None:
+    if any(item.loader.path == file for item in _loaded):
+        return
+    source = _read(file) if source is None else source
     _stands_alone(file, source)
-    item = _Loaded(file, PREFIX + file.stem)
+    item = _Loaded(_Held(file, source), PREFIX + file.stem)
     if item.module in sys.modules:
         raise ConfigError(f"{file}: another plugin file is called {file.name}; rename one")
     _loaded.append(item)
-    module = _run(item.module, _Held(file, source))
+    module = _run(item.module, item.loader)
     for plugin in _plugins(module):
         reg, name = registry.home(plugin), f"{file.stem}/{plugin.name}"
         if not (isinstance(plugin.name, str) and re.fullmatch(r"[\w.-]+", plugin.name)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,13 +109,11 @@ def test_several_files_are_known_together_and_each_call_takes_the_place_of_the_l
     one, two = write("one.py", ATTACK), write("a/two.py", ATTACK)
     plugins.use([one, two, one])
     assert known() == ["one/double", "two/double"]
-    assert plugins.in_use() == (one, two)
+    assert [*plugins.in_use()] == [one, two]
     plugins.use([two])
     assert known() == ["two/double"]
-    plugins.use(plugins.in_use())  # what another process does
-    assert known() == ["two/double"]
     plugins.use(())
-    assert (known(), plugins.in_use()) == ([], ())
+    assert (known(), plugins.in_use()) == ([], {})
     assert not [module for module in sys.modules if module.startswith(plugins.PREFIX)]
 
 
@@ -174,7 +173,7 @@ def test_a_file_that_cannot_be_used_is_told_in_one_line_and_leaves_nothing(
     with pytest.raises(ConfigError, match=message) as error:
         plugins.use([good, tmp_path / name])
     assert len(str(error.value).splitlines()) == 1
-    assert (known(), plugins.in_use()) == ([], ())
+    assert (known(), plugins.in_use()) == ([], {})
     assert not [module for module in sys.modules if module.startswith(plugins.PREFIX)]
 
 
@@ -259,6 +258,20 @@ def test_the_identity_is_that_of_the_code_that_runs_not_of_later_edits(write: Wr
     assert registry.attacks.identity(Component(name="my/double"))["source"] == first
     path.unlink()
     assert registry.attacks.identity(Component(name="my/double"))["source"] == first
+
+
+def test_another_process_runs_the_same_code_also_after_an_edit(write: Write) -> None:
+    path = write("my.py", ATTACK)
+    first = source(path)
+    carried = pickle.loads(pickle.dumps(plugins.in_use()))
+    plugins.use(())
+    write("my.py", ATTACK.replace("x *", "x +"))
+    plugins.use(carried)
+    assert known() == ["my/double"]
+    assert registry.attacks.identity(Component(name="my/double"))["source"] == first
+    assert registry.attacks.create(Component(name="my/double")).signal(5.0, None) == 10.0  # type: ignore[arg-type]
+    plugins.use([path])  # a new command
+    assert source(path) != first
 
 
 def test_an_edit_within_the_same_second_is_loaded(write: Write) -> None:
