@@ -18,9 +18,7 @@ Make = Callable[..., Scenario]
 
 
 def cell(scenario: Scenario, attack: str = "none", defense: str = "none") -> Cell:
-    return Cell(
-        scenario=scenario, attack=Component.parse(attack), defense=Component.parse(defense)
-    )
+    return Cell(scenario=scenario, attack=Component.parse(attack), defense=Component.parse(defense))
 
 
 # --- links ----------------------------------------------------------------------------------------
