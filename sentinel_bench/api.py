@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -88,6 +88,28 @@ class Plugin(Generic[P]):
 
 
 # --- attacks --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """In place of a signal: nothing is sent."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Late:
+    """In place of a signal: one that is sent, but late. Nobody sleeps: the seconds are added.
+
+    Attributes:
+        signal: what is sent, `[batch, tokens, hidden]`.
+        seconds: how much later than an honest one; finite, at least 0.
+    """
+
+    signal: Tensor
+    seconds: float
+
+
+Message: TypeAlias = "Tensor | Silence | Late"
+"""What a worker sends at one boundary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +286,8 @@ class Attack(Plugin[P]):
     Override `signal`, or `activation` and `gradient` where they differ; `update` for an attack on
     weight gradients, and `inject` for one on the weights themselves (both with `axis =
     "weights"`). Return a new tensor of the same shape, dtype and device, or the argument itself to
-    be honest in this step. Never change the argument.
+    be honest in this step. In place of a signal it may also return `Silence()` or `Late(signal,
+    seconds)`; what follows is up to `faults` in the scenario. Never change the argument.
     """
 
     knowledge: ClassVar[frozenset[Knowledge]] = OWN
@@ -275,6 +298,10 @@ class Attack(Plugin[P]):
     """False if it sends NaN or Inf on purpose."""
     whole_model: ClassVar[bool] = False
     """True if it runs stages that are not its own (`UpdateContext.relabel`, `Knowledge.MODEL`)."""
+    fault: ClassVar[bool] = False
+    """True if it does not change what is sent, but whether or when."""
+    note: ClassVar[str] = ""
+    """What else has to be known to run it or to read its scores, in some sentences."""
 
     @classmethod
     def deal(cls, own: Component, mode: Mode, rng: np.random.Generator) -> tuple[Component, Mode]:
@@ -292,15 +319,18 @@ class Attack(Plugin[P]):
         """Return how many of its own past honest signals the attack needs."""
         return 0
 
-    def signal(self, x: Tensor, ctx: AttackContext) -> Tensor:
-        """Return what is sent for the honest signal `x` `[batch, tokens, hidden]`."""
+    def signal(self, x: Tensor, ctx: AttackContext) -> Message:
+        """Return what is sent for the honest signal `x` `[batch, tokens, hidden]`.
+
+        A tensor; or `Silence()`: nothing; or `Late(signal, seconds)`: a tensor, but so much later.
+        """
         return x
 
-    def activation(self, h: Tensor, ctx: AttackContext) -> Tensor:
+    def activation(self, h: Tensor, ctx: AttackContext) -> Message:
         """Return what is sent forward for the honest activation `h` `[batch, tokens, hidden]`."""
         return self.signal(h, ctx)
 
-    def gradient(self, g: Tensor, ctx: AttackContext) -> Tensor:
+    def gradient(self, g: Tensor, ctx: AttackContext) -> Message:
         """Return what is sent backward for the honest gradient `g` `[batch, tokens, hidden]`."""
         return self.signal(g, ctx)
 
@@ -323,7 +353,7 @@ class Attack(Plugin[P]):
         """
         return None
 
-    def send(self, x: Tensor, ctx: AttackContext) -> Tensor:
+    def send(self, x: Tensor, ctx: AttackContext) -> Message:
         """Return what is sent in the direction of `ctx`."""
         return self.activation(x, ctx) if ctx.direction == "activation" else self.gradient(x, ctx)
 
@@ -374,10 +404,12 @@ class Signals:
         direction: "activation" or "gradient".
         step: training step.
         sent: `[replicas, batch, tokens, hidden]`. Gradients are those of each replica's own mean
-            loss. A signal that could not be read or was not finite is zeros, and not active.
+            loss. A signal that did not come, could not be read or was not finite is zeros, and not
+            active.
         received: what the senders received in the same direction, same shape; None at the ends, and
             for a defense that does not ask for it (`needs_received`).
-        active: `[replicas]` bool: neither banned nor tainted nor unreadable; only these are tested.
+        active: `[replicas]` bool: neither banned nor tainted nor missing nor unreadable; only
+            these are tested.
         again: the same work done a second time, for a defense that asks for it (`needs_again`).
         microbatch: which part of the step's batch this is, from 0. In each stage and direction
             they come in this order.

@@ -141,6 +141,22 @@ class ThreatConfig(Frozen):
     )
 
 
+class FaultConfig(Frozen):
+    """What becomes of a message that does not come, or comes too late: it is lost."""
+
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        le=86_400,
+        description="seconds that a receiver waits for a message; default: for ever",
+    )
+    on_crash: Literal["end", "ban"] = Field(
+        "end",
+        description="a lost message ends the run, as without any handling of faults; or zeros take"
+        " its place and its sender is banned, whatever the defense says",
+    )
+
+
 class Seeds(Frozen):
     """One seed for each thing that is drawn; each changes what it names and nothing else."""
 
@@ -188,6 +204,7 @@ class Scenario(Frozen):
     grid: GridConfig = GridConfig()
     train: TrainConfig = TrainConfig()
     threat: ThreatConfig = ThreatConfig()
+    faults: FaultConfig = FaultConfig()
     seeds: Seeds = Seeds()
     device: Literal["cpu", "cuda"] = "cpu"
 

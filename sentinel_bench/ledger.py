@@ -35,7 +35,7 @@ class Ban:
 
     stage: int
     replica: int
-    reason: Literal["violations", "severe"]
+    reason: Literal["violations", "severe", "crash"]
 
 
 class Ledger:
@@ -61,6 +61,7 @@ class Ledger:
         self._tested: set[tuple[int, int]] = set()
         self._odd: set[tuple[int, int]] = set()
         self._severe: set[tuple[int, int]] = set()
+        self._crashed: set[tuple[int, int]] = set()
 
     def banned(self, stage: int, replica: int) -> bool:
         """Tell whether a worker is banned."""
@@ -106,11 +107,22 @@ class Ledger:
         clean = [t and not f for t, f in zip(tested, lifted, strict=True)]
         return Ruling(lifted, clean, amnesty)
 
+    def crash(self, stage: int, replica: int) -> None:
+        """Have a worker banned at the end of this step, since a message of it was lost.
+
+        That is no flag: neither amnesty nor a policy without bans has a say.
+        """
+        self._crashed.add((stage, replica))
+
     def end_step(self) -> list[Ban]:
         """Close a step: ban, and forgive what has been clean for long enough."""
         bans = []
-        for stage, replica in sorted(self._tested):
+        for stage, replica in sorted(self._tested | self._crashed):
             worker = (stage, replica)
+            if worker in self._crashed:
+                self._banned[stage][replica] = True
+                bans.append(Ban(stage, replica, "crash"))
+                continue
             if worker not in self._odd:
                 self._forgive(stage, replica)
                 continue
@@ -124,6 +136,7 @@ class Ledger:
         self._tested.clear()
         self._odd.clear()
         self._severe.clear()
+        self._crashed.clear()
         return bans
 
     def _forgive(self, stage: int, replica: int) -> None:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import Field
 
 from sentinel_bench import registry
-from sentinel_bench.config import Cell, Component, Frozen, Scenario, build
+from sentinel_bench.config import Cell, Frozen, Scenario, build
 from sentinel_bench.errors import ConfigError
-from sentinel_bench.registry import Registry
 
 Order = Literal["gpipe", "1f1b", "interleaved"]
 """In which order a process works on its microbatches: the schedules of torch's pipelining."""
@@ -159,7 +157,7 @@ class Placement(Frozen):
         from sentinel_bench.api import Defense
 
         parts, several = cell.scenario.train.microbatches, self.several
-        plugins = [p for p, _ in _nested(registry.defenses, cell.resolved_defense)]
+        plugins = [*registry.defenses.nested(cell.resolved_defense)]
         name = f"defense {cell.defense.name}"
         redundant = any(p.redundancy is not Defense.redundancy for p in plugins)
         repeats = any(p.recover is not Defense.recover for p in plugins)
@@ -187,13 +185,5 @@ def _needs_whole_model(cell: Cell) -> bool:
     return any(
         plugin.whole_model or Knowledge.MODEL in plugin.knowledge
         for attacker in place(cell.scenario, cell.attack)
-        for plugin, _ in _nested(registry.attacks, attacker.attack)
+        for plugin in registry.attacks.nested(attacker.attack)
     )
-
-
-def _nested(known: Registry[Any], component: Component) -> Iterator[tuple[Any, Component]]:
-    """Yield the class of a plugin, and those of all that its parameters name."""
-    plugin = known.get(component.name)
-    yield plugin, component
-    for inner in plugin.wraps(known.params(component)):
-        yield from _nested(known, inner)

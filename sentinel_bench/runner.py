@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sentinel_bench import registry
 from sentinel_bench.config import Cell, Scenario
-from sentinel_bench.errors import PluginError, RunError, SentinelBenchError
+from sentinel_bench.errors import FaultError, PluginError, RunError, SentinelBenchError
 from sentinel_bench.placement import Placement
 from sentinel_bench.provenance import differing, digest, provenance, source_digest
 from sentinel_bench.record import (
@@ -127,7 +127,7 @@ def identity(cell: Cell, data: str) -> dict[str, Any]:
     """
     scenario = cell.scenario.model_dump(mode="json", exclude={"track"})
     if cell.attack.name == "none":
-        del scenario["threat"], scenario["seeds"]["threat"]
+        del scenario["threat"], scenario["faults"], scenario["seeds"]["threat"]
     root = Path(__file__).parent
     engine = [p for name in ENGINE for p in sorted(root.glob(f"{name}.py"))]
     return {
@@ -308,6 +308,8 @@ def _party(error: Exception) -> str:
     party = getattr(error, "party", None)
     if isinstance(party, str):
         return party
+    if isinstance(error, FaultError):
+        return "fault"
     if isinstance(error, OSError | MemoryError | RunError) or "out of memory" in str(error):
         return "host"
     return "pipeline"

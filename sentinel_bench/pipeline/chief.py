@@ -70,6 +70,11 @@ class Chief(ABC):
         self._limit = max(timeout, START)
         self._over = ""
 
+    @property
+    def over(self) -> bool:
+        """True once the workers have ended."""
+        return bool(self._over)
+
     def call(self, method: str, /, *args: Any, listen: Listen = lambda kind, fields: None) -> Any:
         """Call a method in all workers: see `Crew`."""
         return self._run((method, args), listen)

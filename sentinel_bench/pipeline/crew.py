@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -100,6 +100,7 @@ class LocalCrew(Chief):
     def _start(self, threads: int, init_method: str) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
+        resource_tracker.ensure_running()  # the server would start it, and unblock interrupts
         with _variable("OMP_NUM_THREADS", str(threads)), _without_interrupts():
             forkserver.ensure_running()
             environment = dict(os.environ)
@@ -176,8 +177,9 @@ def _kill(processes: Sequence[BaseProcess], folder: Path) -> None:
 def _fate(code: int | None) -> str:
     if code is None:
         return "broke off"
-    if code >= 0:
-        return f"ended with exit code {code}"
+    if code >= 0:  # 255 is also what multiprocessing says once the fork server is gone
+        server = ", or its fork server was killed" if code == 255 else ""
+        return f"ended with exit code {code}{server}"
     names = {int(known): known.name for known in signal.Signals}
     name = names.get(-code, f"signal {-code}")
     hint = " (the system does that when memory runs out)" if name == "SIGKILL" else ""

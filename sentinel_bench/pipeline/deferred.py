@@ -26,6 +26,7 @@ class _Seen:
     Attributes:
         told: `[6, replicas]` bool: flagged, severe, tested, intact, tainted before, and whether a
             tainted gradient had a reference that is finite.
+        missing: `[replicas]`, whose messages were lost.
     """
 
     stage: int
@@ -34,6 +35,7 @@ class _Seen:
     microbatch: int
     tampered: list[bool]
     verdict: Verdict
+    missing: list[bool]
     told: Tensor
 
 
@@ -72,14 +74,16 @@ class DeferredInspector(Inspector):
         `tainted` is `[replicas]`, 0 or 1; so is what comes back.
         """
         self._counted(stage, sent)
+        given, missing = tainted.bool(), sent.missing or [False] * len(tainted)
         if self.passive:
-            return sent.x, tainted
-        given = tainted.bool()
+            return self._passed(direction, sent.x, tainted, missing, microbatch)
         intact = sent.x.flatten(1).sum(1).isfinite()
         if not all(sent.readable):
             intact = intact & row_mask(sent.readable, intact)
         x = _kept(sent.x, intact)
         tested = ~given & self._testable(stage, x)
+        if any(missing):
+            tested = tested & ~row_mask(missing, tested)
         signals = self._signals(
             stage, direction, step, x, received, tested & intact, again, microbatch
         )
@@ -92,11 +96,13 @@ class DeferredInspector(Inspector):
             counted = counted & ~(2 * counted.sum() > self.ledger.capacity()[stage])
         learn(self._defense, signals, tested & ~counted & intact)
         now, usable = given | counted | (tested & ~intact), torch.ones_like(given)
+        if any(missing):
+            now = now | row_mask(missing, now)
         if direction == "gradient":
             x, usable = self._replaced(x, now, verdict.reference)
         told = torch.stack([flagged, severe, tested, intact, given, usable])
         self._pending.append(
-            _Seen(stage, direction, step, microbatch, sent.tampered, verdict, told)
+            _Seen(stage, direction, step, microbatch, sent.tampered, verdict, missing, told)
         )
         return x, now.to(tainted.dtype)
 
@@ -165,8 +171,27 @@ class DeferredInspector(Inspector):
             seen.stage, seen.direction, seen.step, seen.tampered, flagged, severe, tested,
             seen.verdict, seen.microbatch,
         )  # fmt: skip
-        now = self._now(tainted, ruling, tested, intact)
+        if any(seen.missing):
+            self._suspects.add(seen.stage)
+        now = self._now(tainted, ruling, tested, intact, seen.missing)
         self._taint(seen.stage, seen.direction, now, seen.microbatch)
+
+    def _passed(
+        self,
+        direction: Direction,
+        x: Tensor,
+        tainted: Tensor,
+        missing: list[bool],
+        microbatch: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what is passed on where no defense looks, and the tainted ranks."""
+        if any(missing):
+            tainted = tainted.masked_fill(row_mask(missing, tainted), 1.0)
+            self.hear(tainted, microbatch)
+        lost = [self.ledger.lost(r) for r in range(len(missing))]
+        if direction == "gradient":
+            x = _kept(x, ~tainted.bool())
+        return (_kept(x, ~row_mask(lost, x)) if any(lost) else x), tainted
 
     def _testable(self, stage: int, x: Tensor) -> Tensor:
         if stage not in self._masks:

@@ -26,6 +26,7 @@ from sentinel_bench.api import (
     Redone,
     Updates,
 )
+from sentinel_bench.config import FaultConfig
 from sentinel_bench.pipeline import cost
 from sentinel_bench.pipeline.inspect import (
     Inspector,
@@ -36,7 +37,8 @@ from sentinel_bench.pipeline.inspect import (
     learn_updates,
     show,
 )
-from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
+from sentinel_bench.pipeline.tamper import History, Tamperer
+from sentinel_bench.pipeline.transport import Transport
 from sentinel_bench.pipeline.updates import Handed, showing
 from sentinel_bench.pipeline.weights import StageWork
 
@@ -232,11 +234,15 @@ class LiveExchange:
 
     Args:
         tamperer, inspector: the two sides.
+        faults: what becomes of messages that are lost between them.
     """
 
-    def __init__(self, tamperer: Tamperer, inspector: Inspector) -> None:
+    def __init__(
+        self, tamperer: Tamperer, inspector: Inspector, faults: FaultConfig | None = None
+    ) -> None:
         self.tamperer = tamperer
         self.inspector = inspector
+        self.transport = Transport(faults or FaultConfig(), inspector.ledger)
         self.step = 0
         self.keeps = False
         """True if gradients are kept at the boundaries, though nobody looks at them."""
@@ -254,12 +260,12 @@ class LiveExchange:
 
     @property
     def taints(self) -> bool:
-        """True if a defense looks."""
-        return not self.inspector.passive
+        """True if a defense looks, or a message may be lost."""
+        return not self.inspector.passive or (self.tamperer.faulty and self.transport.survives)
 
     def looks(self, stage: int, direction: Direction) -> bool:
-        """Tell whether a defense or an attacker needs to see a signal."""
-        return not self.inspector.passive or (stage, direction) in self.tamperer.seen
+        """Tell whether a defense or an attacker needs to see a signal, or a taint what follows."""
+        return self.taints or (stage, direction) in self.tamperer.seen
 
     def minds(self, stage: int, direction: Direction) -> bool:
         """Tell whether the defense compares with what arrives, or an attacker receives it."""
@@ -360,7 +366,8 @@ class LiveExchange:
             tainted=tainted,
             microbatch=microbatch,
         )
-        sent: Sent = self.tamperer.send(stage, direction, self.step, x, received, look, microbatch)
+        sent = self.tamperer.send(stage, direction, self.step, x, received, look, microbatch)
+        sent = self.transport.deliver(stage, direction, self.step, sent)
         if self.inspector.redundancy is None:
             answer = partial(self.tamperer.answer, stage, direction, self.step, sent.x)
         else:

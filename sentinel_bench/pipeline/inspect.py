@@ -97,11 +97,12 @@ class Inspector:
     ) -> tuple[Tensor, list[bool]]:
         """Check what `stage` sent; return what is passed on, and the tainted ranks."""
         self._counted(stage, sent)
+        missing = sent.missing or [False] * len(tainted)
         if self.passive:
-            return sent.x, tainted
+            return self._unseen(stage, direction, sent.x, tainted, missing, microbatch)
         intact = intact_rows(sent)
         x = sent.x if all(intact) else zero_rows(sent.x, [not i for i in intact])
-        tested = self._tested(stage, tainted)
+        tested = [t and not m for t, m in zip(self._tested(stage, tainted), missing, strict=True)]
         active = [t and i for t, i in zip(tested, intact, strict=True)]
         mask = row_mask(active, x)
         signals = self._signals(stage, direction, step, x, received, mask, again, microbatch)
@@ -111,9 +112,11 @@ class Inspector:
         ruling = self._ruled(
             stage, direction, step, sent.tampered, flagged, severe, tested, verdict, microbatch
         )
+        if any(missing):
+            self._suspects.add(stage)
         clean = [c and i for c, i in zip(ruling.clean, intact, strict=True)]
         learn(self._defense, signals, mask if clean == active else row_mask(clean, x))
-        now = self._now(tainted, ruling, tested, intact)
+        now = self._now(tainted, ruling, tested, intact, missing)
         self._taint(stage, direction, now, microbatch)
         if direction == "gradient":
             lost = [self.ledger.lost(r) for r in range(len(now))]
@@ -235,6 +238,21 @@ class Inspector:
         tainted = [self.ledger.policy.quarantine and any(t) for t in zip(*parts, strict=True)]
         return [t or self.ledger.lost(r) for r, t in enumerate(tainted)]
 
+    def _unseen(
+        self,
+        stage: int,
+        direction: Direction,
+        x: Tensor,
+        tainted: list[bool],
+        missing: list[bool],
+        microbatch: int,
+    ) -> tuple[Tensor, list[bool]]:
+        """Return what is passed on where no defense looks, and the tainted ranks."""
+        now = [t or m for t, m in zip(tainted, missing, strict=True)]
+        self._taint(stage, direction, now, microbatch)
+        gone = [self.ledger.lost(r) or (t and direction == "gradient") for r, t in enumerate(now)]
+        return (zero_rows(x, gone) if any(gone) else x), now
+
     def _tested(self, stage: int, tainted: list[bool]) -> list[bool]:
         """Return the replicas that are tested: neither tainted, nor lost, nor banned."""
         return [
@@ -326,10 +344,14 @@ class Inspector:
 
     @staticmethod
     def _now(
-        tainted: list[bool], ruling: Ruling, tested: list[bool], intact: list[bool]
+        tainted: list[bool],
+        ruling: Ruling,
+        tested: list[bool],
+        intact: list[bool],
+        missing: list[bool],
     ) -> list[bool]:
         """Return the ranks that are tainted after a check."""
-        broken = [t and not i for t, i in zip(tested, intact, strict=True)]
+        broken = [m or (t and not i) for m, t, i in zip(missing, tested, intact, strict=True)]
         return [a or b or c for a, b, c in zip(tainted, ruling.flagged, broken, strict=True)]
 
     def _pardoned(

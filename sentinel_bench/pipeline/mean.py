@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from sentinel_bench.pipeline.cost import aside
 from sentinel_bench.pipeline.exchange import Contributed
-from sentinel_bench.pipeline.weights import StageWork, add_to_gradients, set_gradients, trainable
+from sentinel_bench.pipeline.weights import StageWork, add_to_gradients, set_gradients
 
 
 def correct_mean(
     stage: nn.Module, excluded: Sequence[bool], given: Contributed, work: StageWork
 ) -> None:
-    """Put what attackers contribute into the mean of a stage, and take out what is dropped.
+    """Put what attackers contribute into the mean of a stage, and leave out what is dropped.
 
     Args:
         stage: its gradients are the sum of those of all ranks that are not excluded, over the
@@ -24,22 +24,19 @@ def correct_mean(
         given: what workers contribute.
         work: gives the gradients of single replicas.
     """
-    replicas = len(excluded)
-    for replica, contribution in given.sent.items():
-        if not given.dropped[replica]:
-            add_to_gradients(stage, (contribution - work.gradient(replica)) / replicas)
-    dropped = [r for r in range(replicas) if given.dropped[r]]
-    if not dropped:
-        return
-    kept = replicas - sum(excluded)
-    if len(dropped) == kept:  # nobody is left: the weights stay as they are
+    replicas, kept = len(excluded), len(excluded) - sum(excluded)
+    remaining = [r for r in range(replicas) if not (excluded[r] or given.dropped[r])]
+    if not remaining:  # the weights stay as they are
         stage.zero_grad(set_to_none=True)
         return
-    for replica in dropped:
-        add_to_gradients(stage, -work.gradient(replica) / replicas)
-    for parameter in trainable(stage):
-        if parameter.grad is not None:
-            parameter.grad *= kept / (kept - len(dropped))
+    if len(remaining) < kept:
+        with aside():  # not by taking the others out of the sum: they may be as large as they like
+            mean = work.redo(remaining).update
+        set_gradients(stage, mean * (kept / replicas))
+    share = kept / (replicas * len(remaining))
+    for replica, contribution in given.sent.items():
+        if replica in remaining:
+            add_to_gradients(stage, (contribution - work.gradient(replica)) * share)
 
 
 def robust_mean(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sentinel_bench.ledger import Ban, Ledger
@@ -42,21 +43,22 @@ class Minutes:
         self._part += 1
 
     def close_step(
-        self, bans: list[Ban], tally: Tally, loss: float | None, ledger: Ledger
-    ) -> tuple[Tally, float]:
+        self, bans: list[Ban], tally: Tally, loss: float | None, waited: float, ledger: Ledger
+    ) -> tuple[Tally, float, float]:
         """Write what happened in a step, and let the ledger know who was banned elsewhere.
 
         Args:
             bans, tally: of the stages that are here.
             loss: of the step; None where it is not known.
+            waited: simulated seconds in which everybody waits for a late worker.
             ledger: gets the bans of the other stages.
 
         Returns:
-            Tally and loss of the whole run.
+            Tally, loss and waits of the whole run.
         """
         if not self._team.several:
-            return tally, known(loss)
-        told = self._team.share((self._rows, bans, tally, loss))
+            return tally, known(loss), waited
+        told = self._team.share((self._rows, bans, tally, waited, loss))
         pipeline = told[: len(told) // self._team.column[1]]
         self._rows, self._part = [], 0
         rows = [row for rows, *_ in pipeline for row in rows]
@@ -65,7 +67,8 @@ class Minutes:
         for _, elsewhere, *_ in pipeline:
             for ban in elsewhere:
                 ledger.ban(ban.stage, ban.replica)
-        return _sum([t for *_, t, _ in pipeline]), known(*(t[-1] for t in told))
+        tallies, waits = [t[2] for t in pipeline], [t[3] for t in pipeline]
+        return _sum(tallies), known(*(t[-1] for t in told)), math.fsum(waits)
 
 
 def _place(row: tuple[int, Row]) -> tuple[int, int, int, int]:

@@ -173,7 +173,7 @@ class Crewed:
 
     def _living(self) -> Any:
         """Return the crew; a new one if it has ended, where processes can be started."""
-        if self._crew is None or (self._crew._over and not self._placement.torchrun):
+        if self._crew is None or (self._crew.over and not self._placement.torchrun):
             self._crew = self._start()
         return self._crew
 

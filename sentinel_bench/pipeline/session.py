@@ -123,8 +123,9 @@ class Session:
             cell.scenario.device,
             ledger.banned,
             _first_acts(minutes),
+            self.scenario.faults.deadline,
         )
-        exchange = LiveExchange(tamperer, inspector)
+        exchange = LiveExchange(tamperer, inspector, self.scenario.faults)
         triggers = tamperer.triggers(self._trainer.vocabulary)
         before = [self._trainer.success(*trigger) for trigger in triggers]
         self._trainer.connect(exchange)
@@ -143,8 +144,10 @@ class Session:
                 minutes.append("resync", step=step, stage=drifted, distance=distance)
             bans = inspector.end_step(step)
             exchange.end_step()
-            tally, loss = minutes.close_step(bans, tally, result.loss, ledger)
-            log.append("step", **_step_row(step, loss, result, tally, clock() - started))
+            waited = exchange.transport.take()
+            tally, loss, waited = minutes.close_step(bans, tally, result.loss, waited, ledger)
+            seconds = clock() - started + waited
+            log.append("step", **_step_row(step, loss, result, tally, seconds, waited))
             tick()
             empty = _exhausted(ledger)
             if empty is not None:
@@ -332,7 +335,12 @@ def _first_acts(log: Log) -> OnAct:
 
 
 def _step_row(
-    step: int, loss: float, result: StepResult, tally: Tally, seconds: float
+    step: int,
+    loss: float,
+    result: StepResult,
+    tally: Tally,
+    seconds: float,
+    waited: float = 0.0,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         "step": step,
@@ -346,6 +354,8 @@ def _step_row(
     }
     if result.skipped:
         row["skipped"] = True
+    if waited:
+        row["waited"] = waited
     return row
 
 

@@ -5,12 +5,13 @@ Holds the ground truth; nothing of it is passed on to a defense.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -23,8 +24,11 @@ from sentinel_bench.api import (
     Direction,
     Judgement,
     Knowledge,
+    Late,
+    Message,
     Place,
     Private,
+    Silence,
     UpdateContext,
     Verdict,
 )
@@ -47,14 +51,19 @@ class Sent:
     """What the replicas of one stage sent.
 
     Attributes:
-        x: `[replicas, batch, tokens, hidden]`; zeros where a message could not be read.
-        tampered: `[replicas]`, differs from the honest signal.
-        readable: `[replicas]`, has the right shape, dtype and device.
+        x: `[replicas, batch, tokens, hidden]`; zeros where a message could not be read or did not
+            come.
+        tampered: `[replicas]`, differs from the honest signal, or comes later.
+        readable: `[replicas]`, there, and of the right shape, dtype and device.
+        missing: `[replicas]`, did not come, or not by the deadline; empty: all did.
+        late: `[replicas]`, seconds that it comes later than an honest one; empty: none does.
     """
 
     x: Tensor
     tampered: list[bool]
     readable: list[bool]
+    missing: list[bool] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
 
 
 class History:
@@ -193,14 +202,30 @@ class _Villain:
         Raises:
             PluginError: it raised, changed its input, or returned something else than a tensor.
         """
+        made = self.send(method, given, context)
+        if made is None or isinstance(made, Tensor):
+            return made
+        hint = ": set threat.poison_self to false" if method == "gradient" else ""
+        raise PluginError(
+            f"{self._where(context)} returned {type(made).__name__}, no tensor, where nothing is "
+            f"sent that could be missing or late{hint}",
+            party="attack",
+        )
+
+    def send(self, method: str, given: Tensor, context: AttackContext) -> Message | None:
+        """Return what is sent for the signal `given`, None if that is honest and in time.
+
+        What is honest but late is `given` itself.
+
+        Raises:
+            PluginError: as `act` does, but `Silence` and `Late` are allowed.
+        """
         if not self.awake(context):
             return None
-        a = self.attacker
         # A copy: whatever the attack does to it, the pipeline's own tensor stays as it is.
         honest = given.clone()
         version = honest._version
-        place = f"step {context.step}, stage {a.stage}, replica {a.replica}"
-        where = f"attack {a.attack.name} ({place})"
+        where = self._where(context)
         try:
             sent = getattr(self.attack, method)(honest, context)
         except PluginError:
@@ -211,13 +236,25 @@ class _Villain:
             ) from error
         if honest._version != version:
             raise PluginError(f"{where} changed the tensor it was given", party="attack")
+        if isinstance(sent, Silence):
+            return sent
+        sent, seconds = (sent.signal, sent.seconds) if isinstance(sent, Late) else (sent, 0.0)
         if not isinstance(sent, Tensor):
             raise PluginError(f"{where} returned {type(sent).__name__}, no tensor", party="attack")
-        if _readable(sent, given) and torch.equal(sent, given):
-            return None
-        return sent.detach()
+        if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+            raise PluginError(f"{where} is late by {seconds!r}: no seconds", party="attack")
+        same = _readable(sent, given) and torch.equal(sent, given)
+        sent = given if same else sent.detach()
+        if seconds:
+            return Late(sent, float(seconds))
+        return None if same else sent
 
-    def did(self, sent: Tensor, honest: Tensor) -> None:
+    def _where(self, context: AttackContext) -> str:
+        a = self.attacker
+        place = f"step {context.step}, stage {a.stage}, replica {a.replica}"
+        return f"attack {a.attack.name} ({place})"
+
+    def did(self, sent: Tensor | Silence, honest: Tensor) -> None:
         """Count a corrupted signal."""
         self.harm.signals += 1
         self.harm.size += size_of(sent, honest)
@@ -239,6 +276,7 @@ class Tamperer:
         device: where the signals live.
         banned: tells whether a worker (stage, replica) is banned: it then sends nothing any more.
         on_act: is told of every corrupted signal.
+        deadline: seconds after which a late message is as good as none.
     """
 
     def __init__(
@@ -248,7 +286,9 @@ class Tamperer:
         device: str,
         banned: Callable[[int, int], bool],
         on_act: OnAct = lambda *_: None,
+        deadline: float | None = None,
     ) -> None:
+        self._deadline = math.inf if deadline is None else deadline
         self._villains = [_Villain(a, device) for a in attackers]
         self._history = history.fork([(v.attacker, v.attack) for v in self._villains])
         self._device = device
@@ -268,6 +308,10 @@ class Tamperer:
             if v.attacker.poison_self and "gradient" in v.directions
         }
         """Stages with attackers that corrupt what they receive."""
+        self.faulty = any(
+            plugin.fault for a in attackers for plugin in registry.attacks.nested(a.attack)
+        )
+        """True if a message may not come, or come late."""
         self._plan: dict[str, Any] = {}
         self._poisoned: set[tuple[int, int, int, int]] = set()
         self._attempt = 0
@@ -331,8 +375,8 @@ class Tamperer:
             PluginError: an attack raised, changed its input, or returned something else than a
                 tensor.
         """
-        replicas = len(x)
-        tampered, readable = [False] * replicas, [True] * replicas
+        n = len(x)
+        tampered, readable, missing, late = [False] * n, [True] * n, [False] * n, [0.0] * n
         out = x
         for villain in self._at(stage, step):
             replica = villain.attacker.replica
@@ -341,21 +385,25 @@ class Tamperer:
             if villain.attacker.poison_self and direction == "gradient" and received is not None:
                 tampered[replica] = (step, stage, replica, microbatch) in self._poisoned
                 continue
+            honest = x[replica]
             context = self._context(villain, direction, step, x, received, look, out, microbatch)
-            sent = villain.act(direction, x[replica], context)
-            if sent is None:
+            message = villain.send(direction, honest, context)
+            if message is None:
                 continue
-            if out is x:
-                out = x.clone()
             tampered[replica] = True
-            readable[replica] = _readable(sent, x[replica])
-            out[replica] = sent if readable[replica] else 0.0
-            villain.did(sent, x[replica])
-        for replica, has_acted in enumerate(tampered):
-            if has_acted:
-                self._on_act(step, stage, replica, direction)
+            if isinstance(message, Late):
+                late[replica] = message.seconds
+                message = Silence() if message.seconds > self._deadline else message.signal
+            villain.did(message, honest)
+            missing[replica] = isinstance(message, Silence)
+            readable[replica] = _readable(message, honest)
+            if message is not honest:
+                out = x.clone() if out is x else out
+                out[replica] = message if _readable(message, honest) else 0.0
+        for replica in [r for r, acted in enumerate(tampered) if acted]:
+            self._on_act(step, stage, replica, direction)
         self._history.record(stage, direction, x, microbatch)
-        return Sent(out, tampered, readable)
+        return Sent(out, tampered, readable, missing, late)
 
     def answer(
         self,
@@ -686,10 +734,10 @@ def _seed_of(seed: int, n: int) -> int:
     return zlib.crc32(f"{seed} {n}".encode()) if n else seed
 
 
-def size_of(sent: Tensor, honest: Tensor) -> float:
+def size_of(sent: Tensor | Silence, honest: Tensor) -> float:
     """Return how much of what was sent is corruption: |d| / (|d| + |honest|), d = sent - honest.
 
-    0 for an honest signal, 1 for one that is not finite or cannot be read.
+    0 for an honest signal, 1 for one that is missing, not finite or cannot be read.
     """
     if not _readable(sent, honest):
         return 1.0
@@ -772,9 +820,9 @@ def _form(x: Tensor) -> str:
     return f"{x.dtype} {[*x.shape]}"
 
 
-def _readable(sent: Tensor, like: Tensor) -> bool:
+def _readable(sent: Tensor | Silence, like: Tensor) -> TypeGuard[Tensor]:
     """Tell whether a receiver that expects `like` can read `sent`."""
-    return (sent.shape, sent.dtype, sent.device, sent.layout) == (
+    return isinstance(sent, Tensor) and (sent.shape, sent.dtype, sent.device, sent.layout) == (
         *(like.shape, like.dtype, like.device, like.layout),
     )
 

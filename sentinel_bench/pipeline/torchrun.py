@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -32,6 +33,7 @@ from sentinel_bench.pipeline.worker import (
     Worker,
     WorkerError,
     pack,
+    signal_at_end_of_parent,
 )
 
 BETWEEN_CALLS = timedelta(days=365)
@@ -69,10 +71,13 @@ class TorchrunCrew(Chief):
         self._number = -1
         self._awaited: set[int] = set()
         self._told_to_end = False
+        self._next_look = 0.0
         if self.rank == 0:
             signal.signal(signal.SIGTERM, self._on_sigterm)
+            signal_at_end_of_parent(signal.SIGTERM)
         else:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for rank 0
+            signal_at_end_of_parent(signal.SIGKILL)
         self._store = _store(max(timeout, START))
         self._commands: SimpleQueue[bytes] = SimpleQueue()
         self._inbox: SimpleQueue[bytes] = SimpleQueue()
@@ -136,7 +141,9 @@ class TorchrunCrew(Chief):
     def _events(self) -> Iterator[Event]:
         with suppress(Empty):
             yield 0, *pickle.loads(self._inbox.get(timeout=POLL))
+        if time.monotonic() < self._next_look:
             return
+        self._next_look = time.monotonic() + POLL
         yield from self._answered()
         if self._told_to_end:
             text = "torchrun ended the run (SIGTERM); its own report says which process failed"

@@ -41,6 +41,9 @@ UNREACHABLE = re.compile(
 )
 """What gloo and NCCL say of a peer that is gone."""
 
+CHATTER = re.compile(r"\nException raised from|\. This is typically caused by")
+"""Where frames of C++ and good wishes begin in a message of torch."""
+
 
 class WorkerError(RunError):
     """Something went wrong in a worker that no error of this package tells of.
@@ -100,7 +103,7 @@ class Failure:
         origin = chain[-1]
         frames = traceback.extract_tb(origin.__traceback__)
         place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-        text = str(origin).partition("\nException raised from")[0]  # then follow frames of C++
+        text = CHATTER.split(str(origin))[0]
         message = f"{type(origin).__name__}{place}: {' '.join(text.split())}"
         no_host = not lost and not isinstance(origin, OSError | MemoryError)
         party = "pipeline" if no_host and "out of memory" not in text else "host"
@@ -124,7 +127,7 @@ class Worker:
             else:
                 self._object = what(self._post)
             return pack(("done", value if self._post.rank == 0 else None))
-        except Exception as error:
+        except BaseException as error:  # sys.exit() in a plugin would leave the others waiting
             return pack(("failed", Failure.of(error)))
 
 
@@ -204,13 +207,17 @@ def _end_with_the_chief() -> None:
     A worker is a child of the fork server. That one ends with the last process that holds its
     "alive" pipe, which is the chief once the workers let go of it.
     """
-    if sys.platform != "linux":
-        return
     server: Any = forkserver._forkserver
     alive, server._forkserver_alive_fd = getattr(server, "_forkserver_alive_fd", None), None
     if alive is not None:
         os.close(alive)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    signal_at_end_of_parent(signal.SIGKILL)
+
+
+def signal_at_end_of_parent(number: int) -> None:
+    """Let the system send this process a signal when its parent ends. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

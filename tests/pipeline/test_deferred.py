@@ -55,6 +55,19 @@ def test_the_record_is_that_of_the_inspector_for_cpus(
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["activation", "gradient", "both"])
+@pytest.mark.parametrize("defense", ["none", "sentinel:quarantine=true", "sentinel:on_ban=drop"])
+def test_a_lost_message_leaves_the_same_record_too(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, defense: str, mode: str
+) -> None:
+    grid = {**FAR, "threat__mode": mode, "faults__on_crash": "ban"}
+    usual, _ = lab.run("crash", defense, **grid)
+    monkeypatch.setitem(session.INSPECTORS, "cpu", DeferredInspector)
+    deferred, _ = lab.run("crash", defense, **grid)
+    assert same(usual) == same(deferred)
+    assert usual.of("ban")
+
+
 def same(events: Events) -> list[dict[str, Any]]:
     """Return what must be equal to the letter: all but times, losses and statistics.
 
