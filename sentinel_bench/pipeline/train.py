@@ -58,6 +58,13 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return config.lr * (config.lr_min_ratio + (1 - config.lr_min_ratio) * left)
 
 
+def autocast(scenario: Scenario) -> torch.autocast:
+    """Return the precision of a scenario's forward pass, to be entered."""
+    device, precision = scenario.device, scenario.train.precision
+    bf16 = precision == "bf16" or (precision == "auto" and device == "cuda")
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
+
+
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Return the optimizer of a scenario."""
     return torch.optim.AdamW(
@@ -607,8 +614,7 @@ class Trainer:
         return torch.from_numpy(array).to(self.scenario.device, non_blocking=True)
 
     def _autocast(self) -> torch.autocast:
-        device = self.scenario.device
-        return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
+        return autocast(self.scenario)
 
 
 def _boundaries(stages: int, replicas: int, team: Team) -> dict[int, Boundary]:
