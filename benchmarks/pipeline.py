@@ -32,12 +32,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from step import Counter, Step, piped
+from runners import Counter, Step, changed, piped
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from sentinel_bench import tracks
-from sentinel_bench.config import Scenario, merge, parse_value, set_dotted
+from sentinel_bench.config import Scenario
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import load_tokens
 from sentinel_bench.errors import SentinelBenchError
@@ -268,12 +268,7 @@ def read(arguments: argparse.Namespace) -> Scenario:
             "lr_decay_ratio": 0.0,
         },
     }
-    for setting in arguments.settings:
-        key, _, value = setting.partition("=")
-        tree: dict[str, Any] = {}
-        set_dotted(tree, key, parse_value(value, f"--set {setting}"))
-        changes = merge(changes, tree)
-    return tracks.scenario("core", changes)
+    return tracks.scenario("core", changed(changes, arguments.settings))
 
 
 def parse() -> argparse.Namespace:
