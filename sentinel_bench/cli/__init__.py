@@ -14,6 +14,7 @@ from sentinel_bench.cli.leaderboard import leaderboard
 from sentinel_bench.cli.run import run
 from sentinel_bench.cli.score import score
 from sentinel_bench.cli.show import list_, show
+from sentinel_bench.cli.submit import submit
 from sentinel_bench.cli.sweep import sweep
 from sentinel_bench.errors import SentinelBenchError
 
@@ -27,7 +28,7 @@ def cli() -> None:
     """
 
 
-for command in (run, sweep, list_, show, score, calibrate, leaderboard, docs):
+for command in (run, sweep, list_, show, score, calibrate, leaderboard, submit, docs):
     cli.add_command(command)
 
 
