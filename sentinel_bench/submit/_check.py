@@ -115,7 +115,7 @@ def _content(files: Files, report: Report, name: str) -> Iterator[Finding]:
         if not found:
             sound.append(report.records[cell])
     yield from _complete(entry, list(report.records.values()))
-    yield from _together(entry, sound)
+    yield from _together(sound)
 
 
 def _entry(entry: Entry, name: str) -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def _entry(entry: Entry, name: str) -> Iterator[Finding]:
 
 
 def _complete(entry: Entry, records: list[Record]) -> Iterator[Finding]:
-    """Yield which cells are missing, there twice, or of no use."""
+    """Yield which cells are missing, there twice, of no use, or of other code."""
     by_key: dict[Key, Record] = {}
     for record in records:
         other = by_key.setdefault(record.key, record)
@@ -153,11 +153,6 @@ def _complete(entry: Entry, records: list[Record]) -> Iterator[Finding]:
     for key, record in by_key.items():
         if key not in told:
             yield finding(record.place, "cell-extra", f"{key} is no cell of this entry")
-
-
-def _together(entry: Entry, records: list[Record]) -> Iterator[Finding]:
-    """Yield what is wrong with cells that are sound one by one."""
-    by_key = {record.key: record for record in records}
     for record, what in mixed(records):
         yield finding(f"{record.place}/{CONFIG}: identity", "code", what)
     for record in records[:1]:
@@ -165,6 +160,11 @@ def _together(entry: Entry, records: list[Record]) -> Iterator[Finding]:
         if version not in (None, entry.plugin.version):
             what = f"is {entry.plugin.version!r}; the runs have {version!r}"
             yield finding(f"{ENTRY}: plugin.version", "entry", what)
+
+
+def _together(records: list[Record]) -> Iterator[Finding]:
+    """Yield what is wrong with cells that are sound one by one."""
+    by_key = {record.key: record for record in records}
     for key, record in by_key.items():
         paired = by_key.get(baseline(key.seed))
         if paired is not None and paired is not record:

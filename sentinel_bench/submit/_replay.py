@@ -158,6 +158,11 @@ class Replay:
         tampered = {worker_of(row) for row in self._events if row["type"] == "tamper"}
         if tampered != self._acted.keys():
             yield last, "end: the tamper events are not those of the workers that acted"
+        signals = sum(row["signals"] for row in self._events if row["type"] == "tamper")
+        counted = sum(row["tampered"] for row in self._events if row["type"] == "step")
+        on_weights = any(a.get("mode") == "update" for a in self._start["attackers"])
+        if counted != signals and not on_weights:  # what is done to weights is no signal
+            yield last, f"end: {signals} signals were tampered with, and {counted} in the steps"
 
     def _empty(self, stage: int) -> bool:
         everybody = range(self._start["replicas"])

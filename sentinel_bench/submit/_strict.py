@@ -117,21 +117,28 @@ def _number(text: str) -> float:
 
 def _check(value: Any) -> None:
     """Refuse what is nested too deep, and texts that are too long or cannot be shown."""
-    todo = [(value, 0)]
-    while todo:
-        item, depth = todo.pop()
-        if isinstance(item, str):
-            if len(item) > STRING:
-                raise RefusedError(
-                    "text", f"has a text of {len(item):,} characters; at most {STRING:,}"
-                )
-            if odd(item):
-                raise RefusedError("text", f"has a text with signs that are not shown: {item!r}")
-        elif isinstance(item, dict | list):
-            if depth >= DEPTH:
-                raise RefusedError("format", f"is nested deeper than {DEPTH} levels")
-            below = [*item.keys(), *item.values()] if isinstance(item, dict) else item
-            todo += [(part, depth + 1) for part in below]
+    level = [value]
+    for _ in range(DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                _check_text(item)
+            elif isinstance(item, dict):
+                below += item.keys()
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+        level = below
+    if level:
+        raise RefusedError("format", f"is nested deeper than {DEPTH} levels")
+
+
+def _check_text(text: str) -> None:
+    if len(text) > STRING:
+        what = f"has a text of {len(text):,} characters; at most {STRING:,} are taken"
+        raise RefusedError("text", what)
+    if odd(text):
+        raise RefusedError("text", f"has a text with signs that are not shown: {text!r}")
 
 
 class _Loader(yaml.SafeLoader):

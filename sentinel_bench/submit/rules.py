@@ -101,5 +101,7 @@ def shown(text: str, longest: int) -> str:
 
 def odd(text: str) -> bool:
     """Tell whether text holds what should not be shown: controls, invisible or unpaired signs."""
-    kinds = {unicodedata.category(c) for c in text if not (c.isascii() and c.isprintable())}
+    if text.isascii() and text.isprintable():
+        return False
+    kinds = {unicodedata.category(c) for c in text}
     return not kinds.isdisjoint({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
