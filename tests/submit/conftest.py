@@ -48,9 +48,11 @@ def benchmark(text_file: Path) -> tracks.Benchmark:
     return tracks.Benchmark(tracks={"smoke": tiny})
 
 
-@pytest.fixture(autouse=True)
-def _tiny_track(benchmark: tracks.Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracks, "load", lambda: benchmark)
+@pytest.fixture(scope="module", autouse=True)
+def _tiny_track(benchmark: tracks.Benchmark) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracks, "load", lambda: benchmark)
+        yield
 
 
 @pytest.fixture(scope="session")

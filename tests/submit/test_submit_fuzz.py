@@ -232,7 +232,7 @@ def forged_score(entry: Path, draw: random.Random) -> bool:
     path = draw.choice(sorted(entry.rglob("result.json")))
     data = json.loads(path.read_text())
     key = draw.choice([k for k, v in data["scores"].items() if type(v) in (int, float)])
-    data["scores"][key] = data["scores"][key] * draw.choice([0.99, 1.01, -1, 2]) + 1
+    data["scores"][key] += draw.choice([1, -1, 0.01, -1e-6, 100])
     path.write_text(json.dumps(data))
     return True
 
@@ -263,7 +263,7 @@ def forged_events(entry: Path, draw: random.Random) -> bool:
 
 def renamed(entry: Path, draw: random.Random) -> bool:
     path = draw.choice(sorted(p for p in entry.rglob("*") if p.parent != entry or p.is_file()))
-    names = ["x", "..x", "e\u0301", "\u202etxt", "a\nb", "\udcff", " ", "cells", "R\u00c9SULT.json"]
+    names = ["x", "..x", "e\u0301", "\u202etxt", "a\nb", "\udcff", " ", "cell", "R\u00c9SULT.json"]
     path.rename(path.with_name(draw.choice(names)))
     return True
 
