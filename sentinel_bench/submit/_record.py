@@ -196,7 +196,11 @@ def _threat(record: Record) -> Iterator[Finding]:
     cell, told = record.cell, record.events[0]["attackers"]
     ours = cell.attack.name in ATTACKS
     attack = cell.attack if ours else _STAND_IN
-    drawn = [attacker.record() for attacker in place(cell.scenario, attack)]
+    try:
+        drawn = [attacker.record() for attacker in place(cell.scenario, attack)]
+    except SentinelBenchError as error:
+        yield finding(f"{record.place}/{CONFIG}: cell", "threat", str(error))
+        return
     expected = json.loads(to_json(drawn))
     keys = None if ours else _DRAWN
     if _only(told, keys) != _only(expected, keys):

@@ -11,6 +11,7 @@ import yaml
 
 from sentinel_bench.submit.rules import DEPTH, ROW, ROWS, STRING, RefusedError, odd
 
+LARGEST = 2**128
 _GZIP = 31  # a window of 2**15, with the header and the check sums of gzip
 
 
@@ -123,6 +124,8 @@ def _check(value: Any) -> None:
         for item in level:
             if isinstance(item, str):
                 _check_text(item)
+            elif isinstance(item, int) and abs(item) >= LARGEST:
+                raise RefusedError("format", "has a number that is too large")
             elif isinstance(item, dict):
                 below += item.keys()
                 below += item.values()

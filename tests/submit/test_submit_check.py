@@ -12,7 +12,9 @@ import yaml
 
 from sentinel_bench.errors import ConfigError
 from sentinel_bench.submit import check
+from sentinel_bench.submit._files import Files, opened
 from sentinel_bench.submit._record import compare
+from sentinel_bench.submit.rules import SMALL_FILE, RefusedError
 
 Change = Callable[[Any], None]
 
@@ -367,3 +369,30 @@ def test_no_folder_is_no_finding(tmp_path: Path) -> None:
 def test_a_link_to_an_entry_is_none(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").symlink_to(packed)
     assert rules(tmp_path / "mine") == {"file-kind"}
+
+
+@pytest.mark.parametrize("swap", ["link", "hard link", "pipe", "larger", "linked folder", "gone"])
+def test_what_is_swapped_after_it_was_listed_is_not_read(
+    swap: str, entry: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "result.json"
+    secret.write_text("{}")
+    with opened(entry) as files:
+        assert isinstance(files, Files)
+        name = f"cells/{files.cells[0]}/result.json"
+        path = entry / name
+        assert files.read(name) == path.read_bytes()
+        path.unlink()
+        if swap == "link":
+            path.symlink_to(secret)
+        elif swap == "hard link":
+            path.hardlink_to(secret)
+        elif swap == "pipe":
+            os.mkfifo(path)
+        elif swap == "larger":
+            path.write_bytes(b" " * (SMALL_FILE + 1))
+        elif swap == "linked folder":
+            path.parent.rename(tmp_path / "away")
+            path.parent.symlink_to(tmp_path)
+        with pytest.raises(RefusedError):
+            files.read(name)
