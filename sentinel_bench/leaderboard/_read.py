@@ -8,10 +8,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sentinel_bench.errors import ConfigError
-from sentinel_bench.submit import CELLS_FOLDER, ENTRY_FILE, Standing, standing
+
+if TYPE_CHECKING:
+    from sentinel_bench.submit import Standing
 
 NUMBERS = (
     *("precision", "recall", "f1", "detection_steps_mean", "false_bans", "validation_loss"),
@@ -19,6 +21,7 @@ NUMBERS = (
     *("harm_weighted_recall", "undetected_damage", "attack_success_rate", "attack_success_base"),
     *("extra_flops", "extra_bytes", "state_bytes"),
 )
+_ENTRY, _CELLS = "entry.yaml", "cells"  # of a submission
 _SEEDS = ("model", "data", "threat")
 _TRACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes the name of a folder
 
@@ -110,11 +113,13 @@ def _standing(path: Path, entries: dict[Path, Standing]) -> Standing | None:
     Raises:
         ValueError: the entry cannot be read, or the file is none of its cells.
     """
-    folder = next((above for above in path.parents if (above / ENTRY_FILE).is_file()), None)
+    folder = next((above for above in path.parents if (above / _ENTRY).is_file()), None)
     if folder is None:
         return None
-    if path.parent.parent != folder / CELLS_FOLDER:
+    if path.parent.parent != folder / _CELLS:
         raise ValueError("lies in the folder of a submission, and is no cell of it")
+    from sentinel_bench.submit import standing  # pydantic: not at import
+
     if folder not in entries:
         entries[folder] = standing(folder)
     return entries[folder]

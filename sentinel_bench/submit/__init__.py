@@ -8,16 +8,12 @@ and is free of contradiction. Only `verify` finds that, and only in the cells th
 
 from sentinel_bench.submit._check import Report, check
 from sentinel_bench.submit._entry import ABOUT, Standing, standing
-from sentinel_bench.submit._files import ENTRY as ENTRY_FILE
-from sentinel_bench.submit._files import FOLDER as CELLS_FOLDER
 from sentinel_bench.submit._pack import Packed, pack
 from sentinel_bench.submit._verify import verify
 from sentinel_bench.submit.rules import PROTOCOL, RULES, Finding
 
 __all__ = [
     "ABOUT",
-    "CELLS_FOLDER",
-    "ENTRY_FILE",
     "PROTOCOL",
     "RULES",
     "Finding",
