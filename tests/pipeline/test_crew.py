@@ -21,6 +21,7 @@ import pytest
 from crew_helpers import Toy, Unreadable, fails_to_build
 from torch.distributed import TCPStore
 
+from sentinel_bench import errors
 from sentinel_bench.errors import (
     ConfigError,
     KnowledgeError,
@@ -153,6 +154,13 @@ def test_a_failure_keeps_class_and_party(error: BaseException, kind: type, party
         assert isinstance(failure.error, kind)
         assert not failure.lost
         assert getattr(failure.error, "party", _party(failure.error)) == party
+
+
+@pytest.mark.parametrize("kind", [c for c in vars(errors).values() if isinstance(c, type)])
+def test_every_class_of_errors_can_be_made_from_its_message_alone(kind: type[Exception]) -> None:
+    if issubclass(kind, SentinelBenchError):
+        error = Failure.of(kind("words")).error
+        assert (type(error), str(error)) == (kind, "words")
 
 
 def wrapped(error: BaseException) -> Exception:
@@ -393,11 +401,13 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_the_end_of_the_chief_ends_all_workers_even_a_stopped_one(number: int) -> None:
+def test_the_end_of_the_chief_ends_all_workers_even_a_stopped_one(
+    tmp_path: Path, number: int
+) -> None:
     marker = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT.with_name("crew_chief.py")), "2"],
-        env=os.environ | {"CREW_TEST": marker},
+        env=os.environ | {"CREW_TEST": marker, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
