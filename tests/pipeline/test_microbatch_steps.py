@@ -272,7 +272,7 @@ def test_a_past_signal_is_that_of_the_same_microbatch(lab: Lab, depth: int) -> N
                 assert sent.equal(honest[step - depth, 1, direction, microbatch][bad.replica])
 
 
-# --- boundaries that lose a message -----------------------------------------------------------------
+# --- boundaries that lose a message ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("direction", ["activation", "gradient"])
