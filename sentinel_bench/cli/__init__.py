@@ -15,6 +15,7 @@ from sentinel_bench.cli.new import new
 from sentinel_bench.cli.run import run
 from sentinel_bench.cli.score import score
 from sentinel_bench.cli.show import list_, show
+from sentinel_bench.cli.submit import submit
 from sentinel_bench.cli.sweep import sweep
 from sentinel_bench.cli.validate import validate
 from sentinel_bench.errors import SentinelBenchError
@@ -29,7 +30,10 @@ def cli() -> None:
     """
 
 
-for command in (run, sweep, list_, show, new, validate, score, calibrate, leaderboard, docs):
+for command in (
+    *(run, sweep, list_, show, new, validate, score, calibrate),
+    *(leaderboard, submit, docs),
+):
     cli.add_command(command)
 
 

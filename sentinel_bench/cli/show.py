@@ -106,6 +106,8 @@ def _plugin(name: str, plugin: type[Plugin[Any]]) -> dict[str, Any]:
 
 
 def _unfit(kind: str, name: str, error: Exception) -> PluginError:
+    if isinstance(error, PluginError):
+        return error
     return PluginError(f"{kind} {name!r} cannot be described: {type(error).__name__}: {error}")
 
 

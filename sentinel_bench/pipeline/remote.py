@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from sentinel_bench import plugins
 from sentinel_bench.config import Cell, Scenario
 from sentinel_bench.errors import RunError
 from sentinel_bench.pipeline.chief import Crew
@@ -37,8 +39,15 @@ class Host:
         self._mesh: Any = None
         self._session: Any = None
 
-    def open(self, scenario: Scenario, cells: Sequence[Cell], digest: str) -> None:
+    def open(
+        self, scenario: Scenario, cells: Sequence[Cell], digest: str, files: dict[Path, bytes]
+    ) -> None:
         """Begin a session; all workers read the corpus, which must have this digest.
+
+        Args:
+            scenario, cells: see `Session`.
+            digest: of the corpus.
+            files: with plugins, and their sources.
 
         Raises:
             RunError: it is another corpus here.
@@ -47,6 +56,7 @@ class Host:
         from sentinel_bench.pipeline.mesh import Mesh
         from sentinel_bench.pipeline.session import Session
 
+        plugins.use(files)
         tokens = load_tokens(scenario.data, lambda _: None)
         if tokens.digest != digest:
             raise RunError("the corpus differs from that of the first process: compare the files")
@@ -104,7 +114,7 @@ class Remote:
         self.scenario = scenario
         self.warmup = scenario.train.warmup_steps
         self._crews = crews
-        self._opening = (scenario, cells, digest)
+        self._opening = (scenario, cells, digest, plugins.in_use())
         self._warm = False
         self._crew: Crew | None = None
         self._living()

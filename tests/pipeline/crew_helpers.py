@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sentinel_bench.errors import PluginError, SentinelBenchError
+from sentinel_bench.pipeline import chief
 from sentinel_bench.pipeline.torchrun import TorchrunCrew
 from sentinel_bench.pipeline.worker import Post
 
@@ -107,7 +108,7 @@ class Toy:
         """Rank 0 is asked to end while all wait."""
         if self.post.rank == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(3)
+        time.sleep(1.5)
 
     def deadlocks(self) -> None:
         """Everybody waits for the next one."""
@@ -146,6 +147,7 @@ class Unreadable:
 
 def torchrun_rank(method: str, args: str, record: str) -> None:
     """What each process of torchrun runs; rank 0 writes down what came of a call of `method`."""
+    chief.GRACE = 0.5
     workers = TorchrunCrew(Toy, timeout=1.5, describe=lambda rank: f"stage {rank}")
     if workers.rank:
         workers.follow()
@@ -167,6 +169,7 @@ def rank_without_launcher(rank: int, size: int, port: int, *args: str) -> None:
     """The same in a process that was not started by torchrun but has its variables."""
     os.environ |= {
         "TORCHELASTIC_RUN_ID": "test",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",

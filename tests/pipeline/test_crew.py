@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import Any
 import crew_helpers
 import pytest
 from crew_helpers import Toy, Unreadable, fails_to_build
+from torch.distributed import TCPStore
 
 from sentinel_bench.errors import (
     ConfigError,
@@ -230,10 +230,9 @@ def test_a_worker_that_exits_is_named_with_its_code(start: Start) -> None:
     )
 
 
-@RANKS
-def test_a_stopped_worker_is_given_up(start: Start, rank: int) -> None:
-    error = failure_of(start(timeout=1.5), "signals", rank, signal.SIGSTOP)
-    assert str(error).startswith(f"{NAMES[rank]}: no heartbeat for 1.5 s: it is stopped")
+def test_a_stopped_worker_is_given_up(start: Start) -> None:
+    error = failure_of(start(timeout=1.5), "signals", 1, signal.SIGSTOP)
+    assert str(error).startswith(f"{NAMES[1]}: no heartbeat for 1.5 s: it is stopped")
 
 
 def test_a_worker_that_stops_in_half_a_message_is_given_up(start: Start) -> None:
@@ -459,14 +458,12 @@ def test_torchrun_names_the_cause_and_rank_0_lives_to_write_it_down(tmp_path: Pa
 
 def ranks(record: Path, method: str, args: str) -> tuple[list[str], list[int | None]]:
     """Return what rank 0 writes down where nobody supervises the ranks, and their exit codes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # the launcher's
     context = multiprocessing.get_context("forkserver")
     processes = [
         context.Process(
             target=crew_helpers.rank_without_launcher,
-            args=(rank, SIZE, port, method, args, str(record)),
+            args=(rank, SIZE, store.port, method, args, str(record)),
         )
         for rank in range(SIZE)
     ]
@@ -486,6 +483,13 @@ def test_ranks_of_torchrun_end_when_rank_0_closes_the_crew(tmp_path: Path) -> No
     assert (lines, codes) == ([*CALLS, "6.0"], [0, 0, 0])
 
 
+def test_a_rank_of_torchrun_that_fails_exits_and_so_do_those_that_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    lines, codes = ranks(tmp_path / "record", "raises", "(2, PluginError('no!', 'attack'))")
+    assert (lines[2:], codes) == (["PluginError", "attack", f"{NAMES[2]}: no!"], [0, 1, 1])
+
+
 def test_a_rank_of_torchrun_that_was_killed_is_one_that_did_not_answer(tmp_path: Path) -> None:
     lines, codes = ranks(tmp_path / "record", "signals", "(1, 9)")
     assert lines[:-1] == [*CALLS, "WorkerError", "host"]
@@ -501,7 +505,8 @@ def test_rank_0_of_torchrun_gives_itself_up(tmp_path: Path) -> None:
 
 
 def test_rank_0_of_torchrun_survives_its_end_and_tells_of_it(tmp_path: Path) -> None:
-    lines, _ = ranks(tmp_path / "record", "terminated", "()")
+    lines, codes = ranks(tmp_path / "record", "terminated", "()")
+    assert codes == [0, 0, 0]
     assert lines[:-1] == [*CALLS, "WorkerError", "host"]
     assert lines[-1].startswith(f"{NAMES[0]}: torchrun ended the run (SIGTERM)")
 
