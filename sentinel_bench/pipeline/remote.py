@@ -79,7 +79,7 @@ class Host:
 
     def cost(self, cell: Cell) -> dict[str, int]:
         """See `Session`."""
-        found: dict[str, int] = self._session.cost(cell)
+        found: dict[str, int] = self._session.cost(cell, self._tick)
         return found
 
     def _tick(self) -> None:

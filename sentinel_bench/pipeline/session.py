@@ -205,18 +205,18 @@ class Session:
         told = self._team.share(what)
         return told[: len(told) // self._team.column[1]]
 
-    def cost(self, cell: Cell) -> dict[str, int]:
+    def cost(self, cell: Cell, tick: Tick = lambda: None) -> dict[str, int]:
         """Return what the cell's defense and aggregator cost a step (see `pipeline.cost`).
 
         Counted once for all cells that have them, from the end of the warm-up on. What is trained
-        meanwhile is nobody's run.
+        meanwhile is nobody's run. `tick` is called after each step.
         """
         key = f"{cell.resolved_defense.label()} + {cell.aggregator.label()}"
         if key not in self._costs:
-            self._costs[key] = self._counted(cell)
+            self._costs[key] = self._counted(cell, tick)
         return self._costs[key]
 
-    def _counted(self, cell: Cell) -> dict[str, int]:
+    def _counted(self, cell: Cell, tick: Tick) -> dict[str, int]:
         train, plain = self.scenario.train, self._plain()
         steps = range(train.warmup_steps, min(train.steps, train.warmup_steps + STEPS))
         meter = Meter(self._trainer.bytes_of_stages)
@@ -232,6 +232,7 @@ class Session:
                 self._trainer.resync(step)
                 exchange.inspector.end_step(step)
             exchange.end_step()
+            tick()
         self._trainer.connect(None)
         extra = round(meter.flops / len(steps)) - plain
         told = self._pipeline((extra, meter.bytes))  # each replica group does it all

@@ -6,24 +6,25 @@ A crew is started once; each session that is opened in it may have a placement o
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import scripted
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
 
 from sentinel_bench import registry
 from sentinel_bench.api import Knowledge, Setup, Signals, Updates, Verdict
 from sentinel_bench.config import Cell, TrainConfig
 from sentinel_bench.data.tokens import Tokens
+from sentinel_bench.pipeline import schedule, train
 from sentinel_bench.pipeline import session as sessions
-from sentinel_bench.pipeline import train
+from sentinel_bench.pipeline.boundary import Boundary
 from sentinel_bench.pipeline.crew import LocalCrew
 from sentinel_bench.pipeline.deferred import DeferredInspector
 from sentinel_bench.pipeline.inspect import Inspector
@@ -34,7 +35,8 @@ from sentinel_bench.pipeline.worker import Post
 from sentinel_bench.placement import Placement
 
 Row = dict[str, Any]
-CLOCK = ("seconds", "time")
+WAIT = 1000.0
+"""Seconds by which a straggler is late in a test."""
 ROUNDED: dict[str, float] = {"loss": 1e-5, "grad_norm": 1e-4, "size": 1e-4}
 """Fields that are equal to rounding: relative distances. All others are equal."""
 STATISTICS = 1e-4
@@ -142,6 +144,38 @@ def plug(patch: pytest.MonkeyPatch) -> None:
         patch.setitem(where._targets, plugin.name, target)
 
 
+class Mirror(PipelineStage):
+    """Sends the opposite of all messages, and turns it round again where it arrives."""
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
+        return self._turned(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
+        return self._turned(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _turned(self, ops: Any) -> Any:
+        for op in ops:
+            op.tensor = -op.tensor
+        return ops
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        came = super()._retrieve_recv_activations(fwd_chunk_id)
+        return tuple((-x).detach().requires_grad_(x.requires_grad) for x in came)
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        return tuple(-x for x in super()._retrieve_recv_grads(bwd_chunk_id))
+
+
+class HalfMirror(Mirror):
+    """Turns activations round once only."""
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        return PipelineStage._retrieve_recv_activations(self, fwd_chunk_id)
+
+
+WIRES = {"plain": PipelineStage, "mirror": Mirror, "half": HalfMirror}
+
+
 class Stand(Host):
     """What each worker holds: a session on any placement of as many processes as there are."""
 
@@ -156,6 +190,25 @@ class Stand(Host):
         sessions.INSPECTORS["cpu"] = DeferredInspector if deferred else Inspector
         train.make_optimizer = sgd if plain else self._adamw  # type: ignore[assignment]
 
+    def wire(self, kind: str) -> None:
+        """Choose what carries messages from now on."""
+        schedule.PipelineStage = WIRES[kind]  # type: ignore[misc]
+
+    def miscount(self, rank: int, direction: str) -> None:
+        """Let a message be lost at the first boundary of a process, as far as it counts."""
+        cross = Boundary.cross
+
+        def strange(boundary: Boundary, h: Tensor, taint: Tensor, **where: Any) -> Any:
+            out = cross(boundary, h, taint, **where)
+            backward = direction == "gradient"
+            if where["backward"] == backward and boundary is first and where["microbatch"] == 0:
+                boundary.events[direction] -= 1
+            return out
+
+        first = next(iter(self._session._trainer._boundaries.values()))
+        if self._post.rank == rank:
+            Boundary.cross = strange  # type: ignore[method-assign]
+
     def weights(self) -> dict[str, Tensor]:
         """Return the parameters of all stages, as those have them that hold the stage."""
         told = self._session._team.share(weights(self._session))
@@ -164,16 +217,6 @@ class Stand(Host):
             mine = first[i % len(first)]
             assert all(other[n].equal(mine[n]) or other[n].isnan().any() for n in mine)
         return {name: value for some in first for name, value in some.items()}
-
-    def seen(self) -> list[scripted.Seen]:
-        """Return what the scripted defense saw, in all processes, and forget it."""
-        told = self._session._team.share(list(scripted.SEEN))
-        scripted.clear()
-        return [seen for some in told for seen in some]
-
-    def resources(self) -> tuple[int, int]:
-        """Return how many files and threads this process has."""
-        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
 def weights(session: Session) -> dict[str, Tensor]:
@@ -227,9 +270,10 @@ class Processes:
 
 
 @contextmanager
-def processes(size: int, tokens: Tokens, timeout: float = TIMEOUT) -> Iterator[Processes]:
-    """Start a crew, and end it."""
-    with LocalCrew(size, Stand, timeout=timeout) as crew:
+def processes(size: int, tokens: Tokens, stages: int = 4) -> Iterator[Processes]:
+    """Start a crew, and end it. The number of `stages` is for messages."""
+    describe = partial(Placement(processes=size).stages_in_words, stages=stages)
+    with LocalCrew(size, Stand, timeout=TIMEOUT, describe=describe) as crew:
         yield Processes(crew, tokens)
 
 
@@ -252,14 +296,17 @@ def alone(cells: Sequence[Cell], tokens: Tokens) -> Session:
     return session
 
 
-def played(session: Any, cell: Cell, *, cost: bool = False) -> list[Row]:
+def played(session: Any, cell: Cell) -> list[Row]:
     """Run a cell, and return its rows: also those that come before and after."""
     events = scripted.Events()
     events.append("start", state_bytes=session.state_bytes(cell))
     events.append("ending", ending=session.run(cell, events))
-    if cost:
-        events.append("cost", **session.cost(cell))
     return events.rows
+
+
+def cost(session: Any, cell: Cell) -> Row:
+    """Count what a cell's defense costs; leaves other weights behind than the run."""
+    return {"type": "cost", **session.cost(cell)}
 
 
 def differences(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
@@ -274,7 +321,7 @@ def differences(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
         if a.keys() != b.keys():
             found.append(f"other fields: {a} and {b}")
             continue
-        for key in a.keys() - {*CLOCK}:
+        for key in a:
             if _different(a["type"], key, a, b):
                 found.append(f"{a['type']} {key}: {a} and {b}")
     return found
@@ -287,6 +334,8 @@ def _different(kind: str, key: str, one: Row, other: Row) -> bool:
         return abs(a - b) > COST * one["step_flops"]
     if key == "statistics":
         return a.keys() != b.keys() or not all(_near(a[k], b[k]) for k in a)
+    if key == "seconds":  # simulated waits are longer than any real one
+        return round(a / WAIT) != round(b / WAIT)
     if key in ROUNDED and isinstance(a, float):
         return not (a == b or math.isnan(a + b) or abs(a - b) <= ROUNDED[key] * abs(a))
     return bool(a != b)

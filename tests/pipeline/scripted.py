@@ -379,8 +379,8 @@ PLUGINS = (Script, Liar, Deaf, Spy, Insider, Forger, Implant)
 class Events:
     """Keeps events in memory."""
 
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
+    def __init__(self, rows: Sequence[dict[str, Any]] = ()) -> None:
+        self.rows = [*rows]
 
     def append(self, kind: str, /, **fields: Any) -> None:
         self.rows.append({"type": kind, **fields})

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from sentinel_bench.config import Cell, Component, Scenario
 from sentinel_bench.data.tokens import Tokens
+from sentinel_bench.errors import RunError
 from sentinel_bench.placement import Placement
-
-WAITS = pytest.mark.xfail(reason="what a verifier draws is not keyed by its place yet")
 
 Protection = tuple[str, str | Component, str]
 """Attack, defense and aggregator."""
@@ -40,6 +39,7 @@ class Play:
         cells: to be run one after the other.
         shows: for each cell the kinds of rows that it must have, so that no test is idle.
         plain: uses plain gradient descent; weights are then compared closely.
+        cost: what it costs is compared as well, on one placement.
     """
 
     grid: dict[str, Any]
@@ -59,6 +59,7 @@ WHOLE = Play(
         ("non-finite", "sentinel:quarantine=true,on_ban=drop", "mean"),
         ("update-sign-flip", "none", "median"),
         ("sign-flip", "coherence:violations=2,on_ban=drop", "krum:strict=false"),
+        ("random-value", "cascade:quarantine=true", "mean"),
         ("zeros", "none", "mean"),
     ],
     shows=[
@@ -67,6 +68,7 @@ WHOLE = Play(
         "act flag ban tamper",
         "act flag ban tamper",
         "act tamper",
+        "act flag ban tamper",
         "act flag ban tamper",
         "act tamper",
     ],
@@ -77,7 +79,7 @@ WHOLE = Play(
 PARTS = Play(
     grid={
         **BOTH,
-        "train__steps": 20,
+        "train__steps": 16,
         "train__warmup_steps": 8,
         "train__batch_size": 4,
         "train__microbatches": 4,
@@ -88,10 +90,18 @@ PARTS = Play(
         ("zeros", "cross-replica:violations=3,quarantine=true", "mean"),
         ("random-value", "sentinel:quarantine=true,violations=4", "mean"),
         ("delay:steps=2", "surrogate:violations=4", "mean"),
-        ("update-ipm", "none", "mean"),
+        ("update-sign-flip", "audit:q=0.5", "mean"),
+        ("random-value", "duplicate-work", "mean"),
         ("zeros", "cross-replica:violations=3,quarantine=true", "mean"),
     ],
-    shows=["act flag ban", "act flag", "act flag", "act tamper", "act flag ban"],
+    shows=[
+        "act flag ban",
+        "act flag",
+        "act flag",
+        "act flag",
+        "act flag",
+        "act flag ban",
+    ],
 )
 """Microbatches, and attackers that corrupt what they receive."""
 
@@ -102,11 +112,14 @@ FIRST = Play(
         "train__batch_size": 2,
         "train__microbatches": 2,
         "train__warmup_steps": 0,
-        "train__steps": 5,
+        "train__steps": 4,
         "train__grad_clip": 1e9,
         "train__lr": 0.05,
+        "faults__on_crash": "ban",
     },
     cells=[
+        ("crash:after=2", mark(quarantine=True), "mean"),
+        (f"straggle:seconds={meshlab.WAIT:.0f},rate=0.4", "none", "mean"),
         ("none", mark((1, 3, "gradient", 0), (1, 1, "gradient", 2), quarantine=True), "mean"),
         ("none", mark((1, 0, "activation", 3), (1, 2, "gradient", 1), quarantine=True), "mean"),
         ("none", mark((1, 2, "gradient", 1), substitute="reference"), "mean"),
@@ -122,10 +135,12 @@ FIRST = Play(
                                    severe=True, quarantine=True), "median"),
         ("planter:what=add", weigh((1, 1, "weights", 0), (1, 2, "weights", 3)), "mean"),
         ("planter:what=add,trigger=[[1, 2, 3], 4]", "none", "mean"),
+        ("none", "again", "mean"),
         ("liar:what=nan", "none", "mean"),
     ],
-    shows=["flag", "flag", "flag", "flag ban", "flag ban exhausted", "flag ban act", "flag ban",
-           "flag act", "act", "act flag", "act flag ban", "act", "act trigger", "act"],
+    shows=["act ban", "act", "flag", "flag", "flag", "flag ban", "flag ban exhausted",
+           "flag ban act", "flag ban", "flag act", "act", "act flag", "act flag ban", "act",
+           "act trigger", "step", "act"],
     plain=True,
 )  # fmt: skip
 """Verdicts that are told, from the first step on; plain gradient descent shows every gradient."""
@@ -148,6 +163,7 @@ class Record:
 
     rows: list[list[Row]] = field(default_factory=list)
     weights: list[dict[str, Tensor]] = field(default_factory=list)
+    costs: list[Row] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module")
@@ -188,8 +204,10 @@ def expected(make: Callable[[Play], list[Cell]], tokens: Tokens) -> Callable[[Pl
             with meshlab.plain_optimizer(play.plain):
                 session = meshlab.alone(cells, tokens)
             for cell, shows in zip(cells, play.shows, strict=True):
-                found.rows.append(meshlab.played(session, cell, cost=play.cost))
+                found.rows.append(meshlab.played(session, cell))
                 found.weights.append(meshlab.weights(session))
+                if play.cost:
+                    found.costs.append(meshlab.cost(session, cell))
                 kinds = {row["type"] for row in found.rows[-1]}
                 assert {*shows.split()} <= kinds, (cell.label, kinds)
         return known[id(play)]
@@ -219,13 +237,16 @@ def same(make: Callable[[Play], list[Cell]], expected: Callable[[Play], Record])
     def check(crew: Processes, play: Play, *, deferred: bool = False, **placement: Any) -> None:
         where = Placement(processes=crew.crew.size, timeout=meshlab.TIMEOUT, **placement)
         cells, one = make(play), expected(play)
+        cost = play.cost and where.processes == 2 and not placement  # takes its time
         session = crew.session(where, cells, plain=play.plain, deferred=deferred)
         for i, cell in enumerate(cells):
-            rows = meshlab.played(session, cell, cost=play.cost)
-            found = meshlab.differences(one.rows[i], rows)
+            found = meshlab.differences(one.rows[i], meshlab.played(session, cell))
             assert not found, (cell.attack.label(), cell.protection, *found)
             far = meshlab.distance(one.weights[i], crew.weights())
             assert far <= (1e-6 if play.plain else 1e-4), (cell.label, far)
+            if cost:
+                found = meshlab.differences([one.costs[i]], [meshlab.cost(session, cell)])
+                assert not found, (cell.label, *found)
 
     return check
 
@@ -280,3 +301,83 @@ def test_attackers_that_know_the_model_find_it_in_a_whole_pipeline(
     two: Processes, same: Any
 ) -> None:
     same(two, MODELS, groups=2)
+
+
+# --- the wire -------------------------------------------------------------------------------------
+
+HONEST = Play(
+    grid={**FIRST.grid, "train__steps": 3, "grid__stages": 5},
+    cells=[("random-value", mark((1, 2, "gradient", 1), quarantine=True), "mean")],
+    shows=["act flag"],
+)
+
+
+@pytest.mark.parametrize("placement", [{}, INTERLEAVED])
+def test_a_message_that_is_turned_round_twice_changes_nothing_at_all(
+    two: Processes, make: Callable[[Play], list[Cell]], placement: dict[str, Any]
+) -> None:
+    cells, where = make(HONEST), Placement(processes=2, **placement)
+    found = {}
+    try:
+        for kind in ("plain", "mirror", "half"):
+            two.crew.call("wire", kind)
+            rows = meshlab.played(two.session(where, cells), cells[0])
+            found[kind] = scripted.Events(rows).timeless(), two.weights()
+    finally:
+        two.crew.call("wire", "plain")
+    (rows, weights), (same_rows, same_weights) = found["plain"], found["mirror"]
+    assert rows == same_rows
+    assert scripted.equal(weights, same_weights)
+    assert not scripted.equal(weights, found["half"][1])  # the mirror is really there
+
+
+@pytest.mark.parametrize(
+    "direction, seen, place",
+    [
+        ("activation", {"activation": 1, "gradient": 2}, "rank 1 (stages 2-3): boundary 1"),
+        ("gradient", {"activation": 2, "gradient": 1}, "rank 0 (stages 0-1): boundary 0"),
+    ],
+)
+def test_a_lost_message_ends_the_run_with_the_place(
+    tokens: Tokens,
+    make: Callable[[Play], list[Cell]],
+    direction: str,
+    seen: dict[str, int],
+    place: str,
+) -> None:
+    cells = make(FIRST)
+    with meshlab.processes(2, tokens) as crew:
+        session = crew.session(Placement(processes=2), cells)
+        crew.crew.call("miscount", int(place[5]), direction)
+        with pytest.raises(RunError) as error:
+            session.run(cells[2], scripted.Events())
+    assert str(error.value) == (
+        f"{place} saw {seen} in one pass, not 2 of each: a message was lost or came twice"
+    )
+
+
+SIGNAL = 4 * 2 * 8 * 16 * 4
+"""Bytes of a signal of `FIRST`: replicas, sequences, tokens, hidden, bytes of a number."""
+
+
+@pytest.mark.parametrize(
+    "placement, crossings",
+    [({}, 1), (INTERLEAVED, 3), ({"groups": 2}, 0)],
+)
+def test_what_travels_between_processes_is_counted(
+    two: Processes, make: Callable[[Play], list[Cell]], placement: dict[str, Any], crossings: int
+) -> None:
+    cells, where = make(FIRST), Placement(processes=2, **placement)
+    session = two.session(where, cells)
+    sent = {}
+    for cell in (cells[2], cells[-1]):  # a defense looks, or nobody
+        (row,) = [r for r in meshlab.played(session, cell) if r["type"] == "traffic"]
+        sent[cell.defense.name] = row["sent"]
+    for kinds in sent.values():
+        assert kinds["activation"] == kinds["gradient"] == crossings * SIGNAL
+    assert sent["none"]["taint"] == 0
+    assert sent["script"]["taint"] == crossings * 2 * 2 * 4 * 4  # both ways, of two microbatches
+    grouped = "groups" in placement
+    parameters = sum(w.nbytes for w in two.weights().values())
+    assert sent["script"]["weights"] == sent["none"]["weights"] == grouped * 2 * parameters
+    assert sent["script"]["replicas"] == grouped * 2 * 3 * SIGNAL  # three boundaries, both ways
