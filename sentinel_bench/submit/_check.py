@@ -132,6 +132,8 @@ def _entry(entry: Entry, name: str) -> Iterator[Finding]:
     for key in ABOUT:
         if not getattr(entry, key).strip():
             yield finding(f"{ENTRY}: {key}", "entry", "is empty", f"fill in {key}")
+    if not entry.plugin.version.strip():
+        yield finding(f"{ENTRY}: plugin.version", "entry", "is empty", "fill in the version")
     packages = packages_of(entry.subject)
     if entry.plugin.package not in packages:
         what = f"is {entry.plugin.package!r}, and the name says {' or '.join(packages)}"

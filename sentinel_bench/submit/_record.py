@@ -26,7 +26,7 @@ from sentinel_bench.submit._strict import read_json_object, read_rows
 from sentinel_bench.submit.rules import Finding, RefusedError, finding
 
 _DRAWN = ("stage", "replica", "start", "seed", "rate", "poison_self", "verifiers")
-"""What is drawn of an attacker, whatever its attack is."""
+"""What is drawn of an attacker, whatever its attack is: of others than ours no more is known."""
 _STAND_IN = Component(name="zeros")
 
 
@@ -208,8 +208,6 @@ def _threat(record: Record) -> Iterator[Finding]:
         yield finding(
             where, "threat", f"are not those that seed {cell.scenario.seeds.threat} draws"
         )
-    elif not ours and any(row.get("attack") != cell.attack.name for row in told):
-        yield finding(f"{record.place}/{EVENTS}: event 1", "threat", "attackers of another attack")
 
 
 def _only(rows: list[dict[str, Any]], keys: tuple[str, ...] | None) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sentinel_bench import suite
 from sentinel_bench.config import Cell, Component, Scenario
-from sentinel_bench.errors import RunError
+from sentinel_bench.errors import ConfigError, RunError
 from sentinel_bench.provenance import differing, provenance, to_json
 from sentinel_bench.record import read_config, read_events, write_atomically
 from sentinel_bench.submit._cells import Record, numbers_of
@@ -68,21 +68,24 @@ def verify(
     findings = [found for found in report.findings if found.rule != "verification"]
     if findings:
         return None, findings
-    plan = _plan([report.records[name].cell for name in draw(report, seed, sample)])
+    cells = [report.records[name].cell for name in draw(report, seed, sample)]
+    try:
+        plan = _plan(cells)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; is the plugin of entry.yaml installed?") from error
     finished = suite.run(
         plan, out, progress, commands=["sentinel-bench submit verify"], resume=True, threads=threads
     )
     names = {_place(record.cell): name for name, record in report.records.items()}
     new = {names[_place(done.cell)]: done for done in finished}
     reruns = [_compare(name, report.records[name], done) for name, done in sorted(new.items())]
-    cells = len(report.records)
     verification = Verification(
         schema=1,
         protocol=PROTOCOL,
         entry=report.digest,
-        level=level_of(reruns, cells),
+        level=level_of(reruns, len(report.records)),
         seed=seed,
-        cells=cells,
+        cells=len(report.records),
         reruns=reruns,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=provenance(),

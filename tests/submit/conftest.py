@@ -36,6 +36,18 @@ class Quiet:
 
 
 @pytest.fixture(scope="session")
+def quiet() -> Quiet:
+    """Progress that nobody sees."""
+    return Quiet()
+
+
+@pytest.fixture(scope="session")
+def about() -> dict[str, str]:
+    """What a submitter fills in."""
+    return ABOUT
+
+
+@pytest.fixture(scope="session")
 def benchmark(text_file: Path) -> tracks.Benchmark:
     """The smoke track with a corpus and a model that take no time."""
     smoke = tracks.get("smoke")
@@ -118,6 +130,12 @@ class Forged:
         (self.folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
         (self.folder / "result.json").write_text(json.dumps(self.result, indent=2) + "\n")
         (self.folder / "events.jsonl.gz").write_bytes(compact(self.events))
+
+
+@pytest.fixture
+def opened_cell() -> Callable[[Path], Forged]:
+    """Return a function that opens the folder of a cell."""
+    return Forged
 
 
 @pytest.fixture

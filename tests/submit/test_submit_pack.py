@@ -17,8 +17,6 @@ from sentinel_bench.provenance import digest
 from sentinel_bench.submit import check, pack
 from sentinel_bench.submit._cells import complete, packages_of
 
-ABOUT = {"what": "x", "who": "A. Author", "contact": "a@b.org", "paper": "none", "licence": "MIT"}
-
 
 @pytest.fixture
 def some(runs: Path, tmp_path: Path) -> Path:
@@ -45,23 +43,23 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if not p.is_dir()}
 
 
-def test_equal_runs_give_equal_bytes(runs: Path, packed: Path, tmp_path: Path) -> None:
+def test_equal_runs_give_equal_bytes(runs: Path, packed: Path, tmp_path: Path, about: Any) -> None:
     moved = Path(shutil.copytree(runs, tmp_path / "elsewhere"))
-    done = pack([*moved.iterdir()][::-1], "smoke", "mine", tmp_path, about=ABOUT)
+    done = pack([*moved.iterdir()][::-1], "smoke", "mine", tmp_path, about=about)
     assert done.folder == tmp_path / "smoke" / "mine"
     assert content(done.folder) == content(packed)
     assert len(content(packed)) == 4 * 3 + 1
 
 
-def test_runs_of_other_cells_are_left_out_and_said(runs: Path, tmp_path: Path) -> None:
-    done = pack([runs], "smoke", "mine", tmp_path, about=ABOUT)
+def test_runs_of_other_cells_are_left_out_and_said(runs: Path, tmp_path: Path, about: Any) -> None:
+    done = pack([runs], "smoke", "mine", tmp_path, about=about)
     assert sorted(p.name.split("_")[1] for p in done.left_out) == ["delay-vs-none", "zeros-vs-none"]
     assert done.findings == [] and done.complaints == []
 
 
-def test_an_attack_can_be_packed(runs: Path, tmp_path: Path) -> None:
+def test_an_attack_can_be_packed(runs: Path, tmp_path: Path, about: Any) -> None:
     folders = [p for p in runs.iterdir() if "delay" not in p.name]
-    done = pack(folders, "smoke", "zeros", tmp_path, kind="attack", about=ABOUT)
+    done = pack(folders, "smoke", "zeros", tmp_path, kind="attack", about=about)
     assert done.complaints == [] and done.findings == []
     report = check(tmp_path / "smoke" / "zeros")
     assert {str(r.key) for r in report.records.values()} == {
@@ -72,11 +70,11 @@ def test_an_attack_can_be_packed(runs: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_not_filled_in_is_found_and_written_all_the_same(
-    runs: Path, tmp_path: Path
+    runs: Path, tmp_path: Path, about: Any
 ) -> None:
     done = pack([runs], "smoke", "mine", tmp_path)
     assert done.folder is not None
-    assert [f.place for f in done.findings] == [f"entry.yaml: {key}" for key in sorted(ABOUT)]
+    assert [f.place for f in done.findings] == [f"entry.yaml: {key}" for key in sorted(about)]
 
 
 def test_missing_cells_are_listed_one_by_one(run_of: Any, some: Path, tmp_path: Path) -> None:
@@ -113,13 +111,13 @@ def test_other_settings_are_named(run_of: Any, some: Path, tmp_path: Path) -> No
 
 
 def test_a_failed_run_is_told_and_its_valid_twin_taken(
-    run_of: Any, some: Path, tmp_path: Path
+    run_of: Any, some: Path, tmp_path: Path, about: Any
 ) -> None:
     good = run_of("zeros-vs-cascade")
     bad = shutil.copytree(good, some / "29991231T000000Z_zeros-vs-cascade_ffffff")
     with (bad / "events.jsonl").open("a") as file:
         file.write('{"type": "error", "party": "host", "message": "no memory"}\n')
-    assert pack([some], "smoke", "mine", tmp_path, about=ABOUT).complaints == []
+    assert pack([some], "smoke", "mine", tmp_path, about=about).complaints == []
     shutil.rmtree(good)
     done = pack([some], "smoke", "other", tmp_path)
     assert [f.rule for f in done.complaints] == ["cell-invalid"]

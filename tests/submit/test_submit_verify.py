@@ -16,19 +16,16 @@ from sentinel_bench.submit._entry import Numbers, Rerun, agree, level_of
 from sentinel_bench.submit._verify import draw
 
 
-class Quiet:
-    """Progress that nobody sees."""
+@pytest.fixture(scope="module")
+def again(quiet: Any) -> Callable[..., Any]:
+    """Return a function that runs cells again."""
 
-    def say(self, text: str) -> None: ...
-    def start(self, label: str, total: int) -> None: ...
-    def advance(self) -> None: ...
-    def finish(self) -> None: ...
+    def verified(entry: Path, out: Path, sample: int | None = None, seed: int = 0) -> Any:
+        done, findings = verify(entry, out, quiet, seed=seed, sample=sample, threads=1)
+        assert findings == []
+        return done
 
-
-def again(entry: Path, out: Path, sample: int | None = None, seed: int = 0) -> Any:
-    done, findings = verify(entry, out, Quiet(), seed=seed, sample=sample, threads=1)
-    assert findings == []
-    return done
+    return verified
 
 
 def all_of(entry: Path, forge: Any) -> list[Any]:
@@ -52,7 +49,7 @@ def test_the_sample_follows_from_seed_and_content(entry: Path, forge: Any) -> No
     assert {s: draw(other, s, 1) for s in range(20)} != drawn
 
 
-def test_a_sample_that_agrees_makes_it_checked(entry: Path, tmp_path: Path) -> None:
+def test_a_sample_that_agrees_makes_it_checked(entry: Path, tmp_path: Path, again: Any) -> None:
     done = again(entry, tmp_path / "new", sample=1, seed=5)
     assert done.level == "checked" and done.cells == 4
     (drawn,) = draw(check(entry), 5, 1)
@@ -75,7 +72,7 @@ def test_all_that_agree_make_it_reproduced(entry: Path, reproduced: Path) -> Non
 
 
 def test_a_forgery_without_contradiction_is_found_by_running_again(
-    entry: Path, forge: Any, runs: Path
+    entry: Path, forge: Any, runs: Path, again: Any
 ) -> None:
     cell = forge("delay-vs-cascade")
     cell.of("eval")[0]["loss"] -= 0.02
@@ -102,7 +99,7 @@ def other_engine(entry: Path, forge: Any) -> None:
 
 
 def test_other_code_is_named_and_judged_by_wider_tolerances(
-    entry: Path, forge: Any, runs: Path
+    entry: Path, forge: Any, runs: Path, again: Any
 ) -> None:
     cell = forge("delay-vs-cascade")
     cell.of("eval")[0]["loss"] -= 0.008
@@ -115,17 +112,17 @@ def test_other_code_is_named_and_judged_by_wider_tolerances(
 
 
 def test_an_entry_with_findings_is_not_run(
-    entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: Any
 ) -> None:
     monkeypatch.setattr(suite, "run", lambda *_, **__: pytest.fail("a run has started"))
     (entry / "plugin.py").write_text("")
-    done, findings = verify(entry, tmp_path, Quiet(), seed=0, sample=1)
+    done, findings = verify(entry, tmp_path, quiet, seed=0, sample=1)
     assert done is None and [f.rule for f in findings] == ["file-name"]
     assert not (entry / "verification.json").exists()
 
 
 def test_an_interrupted_verification_writes_nothing(
-    entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: Any
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -138,7 +135,9 @@ def test_an_interrupted_verification_writes_nothing(
 
 
 @pytest.fixture(scope="module")
-def reproduced(packed: Path, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reproduced(
+    packed: Path, runs: Path, tmp_path_factory: pytest.TempPathFactory, again: Any
+) -> Path:
     """An entry that is reproduced, and that nobody changes."""
     folder = Path(shutil.copytree(packed, tmp_path_factory.mktemp("reproduced") / "mine"))
     assert again(folder, runs).level == "reproduced"
@@ -228,10 +227,10 @@ def test_levels_by_hand() -> None:
     assert level_of([rerun("a"), rerun("b", False)], 2) == "self-reported"
 
 
-def test_a_link_is_not_written_through(entry: Path, runs: Path, tmp_path: Path) -> None:
+def test_a_link_is_not_written_through(entry: Path, runs: Path, tmp_path: Path, quiet: Any) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (entry / "verification.json").symlink_to(victim)
-    done, findings = verify(entry, runs, Quiet(), seed=0, sample=1)
+    done, findings = verify(entry, runs, quiet, seed=0, sample=1)
     assert done is None and [f.rule for f in findings] == ["file-kind"]
     assert victim.read_text() == "precious"
