@@ -4,7 +4,7 @@ The same cells (zeros against no defense, SENTINEL and cascade) on one GPU in on
 torchrun, and over N as two replica groups. The same workers must be banned at the same steps, and
 no loss may differ by more than TOLERANCE; a table has tokens per second and their ratios.
 
-    python benchmarks/gpus.py N [--device cuda|cpu] [--tiny] [--json gpus.json] [--set KEY=VALUE ...]
+    python benchmarks/gpus.py N [--device cuda|cpu] [--tiny] [--json gpus.json] [--set KEY=VALUE]
 
 `--device cpu --tiny` runs it without GPUs, over gloo. The exit code is 1 if placements differ, or a
 run failed.
