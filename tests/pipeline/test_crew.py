@@ -331,8 +331,12 @@ def test_ctrl_c_ends_the_workers_and_is_raised_on(start: Start) -> None:
         if not timer.ident:
             timer.start()
 
-    with pytest.raises(KeyboardInterrupt):
-        workers.call("sums_for_ever", listen=listen)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may come ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            workers.call("sums_for_ever", listen=listen)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert_gone(workers)
 
 
