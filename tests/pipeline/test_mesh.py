@@ -379,5 +379,6 @@ def test_what_travels_between_processes_is_counted(
     assert sent["script"]["taint"] == crossings * 2 * 2 * 4 * 4  # both ways, of two microbatches
     grouped = "groups" in placement
     parameters = sum(w.nbytes for w in two.weights().values())
-    assert sent["script"]["weights"] == sent["none"]["weights"] == grouped * 2 * parameters
+    loss = 4  # rides with the weight gradients
+    assert sent["script"]["weights"] == sent["none"]["weights"] == grouped * 2 * (parameters + loss)
     assert sent["script"]["replicas"] == grouped * 2 * 3 * SIGNAL  # three boundaries, both ways
