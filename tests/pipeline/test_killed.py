@@ -16,7 +16,7 @@ from sentinel_bench.config import Component
 from sentinel_bench.placement import Placement
 from sentinel_bench.record import find_runs, read_events, read_result
 
-STEPS, TIMEOUT, TIMES = 20, 2.0, 10
+STEPS, TIMEOUT, TIMES = 20, 4.0, 10
 PLACEMENTS = [Placement(processes=2, timeout=TIMEOUT), Placement(processes=3, timeout=TIMEOUT)]
 
 
