@@ -42,4 +42,6 @@ ATTACKS = {
     "update-min-sum": "sentinel_bench.attacks.updates:UpdateMinSum",
     "update-mimic": "sentinel_bench.attacks.updates:UpdateMimic",
     "label-flip": "sentinel_bench.attacks.updates:LabelFlip",
+    "crash": "sentinel_bench.attacks.faults:Crash",
+    "straggle": "sentinel_bench.attacks.faults:Straggle",
 }

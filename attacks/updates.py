@@ -148,6 +148,7 @@ class LabelFlip(Attack[LabelFlipParams]):
     formula = "grad of the loss for targets (y + shift) mod vocabulary"
     source = "Tolpegin et al., ESORICS 2020 (arXiv 2007.08432)"
     axis = "weights"
+    whole_model = True
     Params = LabelFlipParams
 
     def update(self, grad: Tensor, ctx: UpdateContext) -> Tensor:

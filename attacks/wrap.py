@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from sentinel_bench.api import Attack, AttackContext, Judgement, Knowledge
+from sentinel_bench.api import Attack, AttackContext, Judgement, Knowledge, Late, Message, Silence
 from sentinel_bench.config import Component, Frozen, Mode, Named
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Wrapper(Attack[W], Generic[W]):
         """Return how much past the attack inside needs."""
         return self.inner.memory()
 
-    def inside(self, x: Tensor, ctx: AttackContext) -> Tensor:
+    def inside(self, x: Tensor, ctx: AttackContext) -> Message:
         """Return what the attack inside sends."""
         return self.inner.send(x, ctx.narrow(self.inner))
 
@@ -96,7 +96,7 @@ class OnOff(Wrapper[OnOffParams]):
     Params = OnOffParams
     adaptive = True
 
-    def signal(self, x: Tensor, ctx: AttackContext) -> Tensor:
+    def signal(self, x: Tensor, ctx: AttackContext) -> Message:
         """Return what the attack inside sends, or the honest signal."""
         awake = ctx.age % self.params.period < self.params.burst
         return self.inside(x, ctx) if awake else x
@@ -117,7 +117,8 @@ class FenceRider(Wrapper[FenceRiderParams]):
     """Sends the largest perturbation that the running detector would still pass.
 
     White box: it asks the detector before it sends. Where the detector offers no statistics, or
-    there is none, it sends what the attack inside sends.
+    there is none, it sends what the attack inside sends; so it does with silence and what is late,
+    which have no strength.
     """
 
     name = "fence-rider"
@@ -128,10 +129,10 @@ class FenceRider(Wrapper[FenceRiderParams]):
     knowledge = frozenset({Knowledge.DETECTOR})
     adaptive = True
 
-    def signal(self, x: Tensor, ctx: AttackContext) -> Tensor:
+    def signal(self, x: Tensor, ctx: AttackContext) -> Message:
         """Bisect the strength between a passed one and one that is not."""
         plain = self.inside(x, ctx)
-        if ctx.detector.judge(x) is None:
+        if isinstance(plain, Silence | Late) or ctx.detector.judge(x) is None:
             return plain
         push, p = plain - x, self.params
 

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from sentinel_bench.api import Setup, Signals, Updates, Verdict
 from sentinel_bench.config import Component
+from sentinel_bench.defenses.draws import place
 from sentinel_bench.defenses.panel import Detector, Panel
 from sentinel_bench.defenses.recompute import Proof, ProofParams, distance, indices
 
@@ -79,6 +80,8 @@ class Cascade(Proof[CascadeParams]):
         self.needs_received = self.screens.any("needs_received")
         self._weighing = self.screens.any("needs_updates")
         self.needs_updates = params.q > 0 or params.digests or self._weighing
+        self.across_stages = self.screens.any("across_stages")
+        self.whole_batch = self.screens.any("whole_batch")
 
     @classmethod
     def wraps(cls, params: CascadeParams) -> Sequence[Component]:
@@ -88,14 +91,18 @@ class Cascade(Proof[CascadeParams]):
     def start(self, setup: Setup) -> None:
         """Start the screens."""
         super().start(setup)
-        self._sent: dict[tuple[int, str], Tensor] = {}
+        self._microbatches = setup.microbatches
+        self._sent: dict[tuple[int, str], dict[int, Tensor]] = {}
         self._looked = False
-        self.screens.start(setup)
+        own = self._draws.seed("screens")  # a cascade in a cascade draws something else
+        self.screens.start(replace(setup, seed=own))
 
     def check(self, signals: Signals) -> Verdict:
         """Recompute what is flagged or drawn, and compare; without the means the screens decide."""
-        self._looked = signals.again is None or self._random.random() < self.params.screened
-        self._sent[signals.stage, signals.direction] = signals.sent
+        luck = self._draws.uniform("screen", *place(signals))
+        self._looked = signals.again is None or luck < self.params.screened
+        parts = self._sent.setdefault((signals.stage, signals.direction), {})
+        parts[signals.microbatch] = signals.sent
         if not self._looked:
             return self.verdict(signals, {})
         screened = self.screens.check(signals)
@@ -128,7 +135,8 @@ class Cascade(Proof[CascadeParams]):
         suspects = []
         if self._weighing:
             suspects = indices(self.screens.check_updates(updates).flagged & updates.active)
-        if self._random.random() < self.params.q and updates.active.any():
+        luck = self._draws.uniform("redo", *place(updates))
+        if luck < self.params.q and updates.active.any():
             return self._redone(updates, suspects)
         if suspects:
             sent, truth = updates.work.sent(suspects), updates.work.recompute(suspects)
@@ -147,7 +155,7 @@ class Cascade(Proof[CascadeParams]):
         rows = [r for _, r in active]
         parts = {}
         for direction, expected in (("activation", truth.activation), ("gradient", truth.gradient)):
-            sent = self._sent.get((updates.stage, direction))
+            sent = self._whole(updates.stage, direction)
             if sent is not None and expected is not None:
                 parts[direction] = (sent[rows], expected[[i for i, _ in active]])
         apart = float(distance(mean[None], truth.update[None]))
@@ -155,11 +163,22 @@ class Cascade(Proof[CascadeParams]):
             parts["update"] = (updates.work.sent(rows), updates.work.recompute(rows))
         return self.compared(updates, rows, parts)
 
+    def _whole(self, stage: int, direction: str) -> Tensor | None:
+        """Return what a stage sent in this step, `[replicas, batch, tokens, hidden]`, if all."""
+        parts = self._sent.get((stage, direction), {})
+        if len(parts) < self._microbatches:
+            return None
+        if len(parts) == 1:
+            return parts[0]
+        import torch
+
+        return torch.cat([parts[m] for m in sorted(parts)], 1)
+
     def end_step(self, step: int) -> None:
         """Close the step of the screens, and forget what was sent."""
         self._sent.clear()
         self.screens.end_step(step)
 
     def state_bytes(self) -> int:
-        """Return the bytes of the screens, the random numbers and the digests."""
+        """Return the bytes of the screens, the secret of what is drawn and the digests."""
         return super().state_bytes() + self.screens.state_bytes()

@@ -28,7 +28,7 @@ class CoherenceParams(FencedParams):
         ResidualFloor(), description="least half width for cosine and for ratio"
     )
     tokens: int | None = Field(
-        None, ge=1, description="of each replica that are compared in a step; default: all"
+        None, ge=1, description="of each signal that are compared; default: all"
     )
     seed: int = Field(0, ge=0, description="of the drawing of tokens")
 

@@ -34,10 +34,10 @@ class Commitment(Sampling[CommitmentParams]):
     """Keeps the largest values of every signal; on an audit these alone are compared.
 
     The hash of a signal is where its `top` largest magnitudes are, and these values in bfloat16:
-    six bytes for each, kept until the next signal of that boundary. The signal itself is not kept.
-    Here the work can only be done again at once, with the weights of this step; so a share q of the
-    hashes is audited as it comes. TOPLOC compares exponents and mantissas and packs a hash into a
-    polynomial; here values are compared, and packing is left out.
+    six bytes for each, kept until the next signal of that boundary and microbatch. The signal is
+    not kept itself. Here the work can only be done again at once, with the weights of this step; so
+    a share q of the hashes is audited as it comes. TOPLOC compares exponents and mantissas and
+    packs a hash into a polynomial; here values are compared, and packing is left out.
     """
 
     name = "commitment"
@@ -52,13 +52,13 @@ class Commitment(Sampling[CommitmentParams]):
     Params = CommitmentParams
 
     def start(self, setup: Setup) -> None:
-        """Make room for one hash per stage, direction and replica."""
+        """Make room for one hash per stage, direction, microbatch and replica."""
         import torch
 
         super().start(setup)
         batch, tokens, hidden = setup.shape
         top = min(self.params.top, batch * tokens * hidden)
-        room = (setup.stages, 2, setup.replicas, top)
+        room = (setup.stages, 2, setup.microbatches, setup.replicas, top)
         self._positions = torch.zeros(room, dtype=torch.int32, device=setup.device)
         self._values = torch.zeros(room, dtype=torch.bfloat16, device=setup.device)
 
@@ -80,12 +80,12 @@ class Commitment(Sampling[CommitmentParams]):
         }
 
     def state_bytes(self) -> int:
-        """Return the bytes of the hashes, and of the state of the random numbers."""
+        """Return the bytes of the hashes, and of the secret of what is drawn."""
         return super().state_bytes() + self._positions.nbytes + self._values.nbytes
 
     def _place(self, signals: Signals) -> tuple[Tensor, Tensor]:
-        """Return positions and values `[replicas, top]` that are kept of a boundary."""
-        key = (signals.stage, int(signals.direction == "gradient"))
+        """Return positions and values `[replicas, top]` that are kept of these signals."""
+        key = (signals.stage, int(signals.direction == "gradient"), signals.microbatch)
         return self._positions[key], self._values[key]
 
 

@@ -37,9 +37,9 @@ F = TypeVar("F", bound=FencedParams)
 class Fenced(Defense[F]):
     """Measures each replica by some statistics, and flags what is outside of any one's fence.
 
-    There is a fence per stage, direction and statistic. A worker whose value lies `severity` half
-    widths from the median is banned at once. A tainted gradient is replaced by the mean of the
-    replicas that are tested and not flagged.
+    There is a fence per stage, direction and statistic, around the values of all microbatches. A
+    worker whose value lies `severity` half widths from the median is banned at once. A tainted
+    gradient is replaced by the mean of the replicas that are tested and not flagged.
 
     A subclass names its statistics and measures them. What it cannot measure is NaN, which is
     outside of any closed fence and never enters its window; an infinite value is not allowed.
@@ -67,10 +67,11 @@ class Fenced(Defense[F]):
         p = self.params
         floors = self.floors()
         floor = torch.tensor([floors[s] for s in self.statistics] * (2 * setup.stages))
+        room = (len(floor), setup.microbatches, setup.replicas)
         self._fences: RobustFences = RobustFences(
-            floor.to(setup.device), setup.replicas, p.window, p.mads, p.min_steps
+            floor.to(setup.device), room[1] * room[2], p.window, p.mads, p.min_steps
         )
-        self._values = torch.full((len(floor), setup.replicas), torch.nan, device=setup.device)
+        self._values = torch.full(room, torch.nan, device=setup.device)
         self._last: Tensor | None = None
 
     def check(self, signals: Signals) -> Verdict:
@@ -86,11 +87,11 @@ class Fenced(Defense[F]):
         """Take the values of the clean signals just checked into the windows."""
         if self._last is not None:
             values = self._last.masked_fill(~clean, float("nan"))
-            self._values[self._channels(signals)] = values
+            self._values[self._channels(signals), signals.microbatch] = values
 
     def end_step(self, step: int) -> None:
         """Move all fences by one step."""
-        self._fences.push(self._values)
+        self._fences.push(self._values.flatten(1))
         self._values.fill_(float("nan"))
 
     def state_bytes(self) -> int:

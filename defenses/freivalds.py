@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from sentinel_bench.api import Signals, Verdict
+from sentinel_bench.defenses.draws import place
 from sentinel_bench.defenses.recompute import AuditParams, Proof, distance
 
 
@@ -52,10 +53,10 @@ class Freivalds(Proof[FreivaldsParams]):
 
     def check(self, signals: Signals) -> Verdict:
         """Draw, have the claims tested, compare. Where nobody is drawn nothing is computed."""
-        drawn = self.draw(signals.active, self.params.q)
+        drawn = self.draw(signals, self.params.q)
         if not drawn or signals.again is None:
             return self.verdict(signals, {})
-        seed = self._random.getrandbits(63)
+        seed = self._draws.seed("vectors", *place(signals))
         found = signals.again.check_linears(drawn, self.params.k, seed)
         values = {
             "projection": found.error,

@@ -49,6 +49,8 @@ class Layered(Defense[LayeredParams]):
         self.needs_received = self.panel.any("needs_received")
         self.needs_again = self.panel.any("needs_again")
         self.needs_updates = self.panel.any("needs_updates")
+        self.across_stages = self.panel.any("across_stages")
+        self.whole_batch = self.panel.any("whole_batch")
 
     @classmethod
     def wraps(cls, params: LayeredParams) -> Sequence[Component]:

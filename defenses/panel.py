@@ -58,7 +58,7 @@ class Panel:
             self.detectors[self._unused(one.name)] = registry.defenses.create(component)
 
     def any(self, need: str) -> bool:
-        """Tell whether any of them has the attribute `need`."""
+        """Tell whether any of them has the attribute `need`, like `needs_again`."""
         return any(getattr(detector, need) for detector in self.detectors.values())
 
     def start(self, setup: Setup) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from pydantic import Field, model_validator
 
 from sentinel_bench.api import Again, Defense, ResponseParams, Setup, Signals, Updates, Verdict
+from sentinel_bench.defenses.draws import Draws, place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,26 +48,25 @@ class Proof(Defense[P]):
 
     def start(self, setup: Setup) -> None:
         """Seed what is drawn."""
-        self._random = Random(f"{self.name}/{self.params.seed}/{setup.seed}")
+        self._draws = Draws(self.name, self.params.seed, setup.seed)
         self._onto: dict[int, Tensor] = {}  # stage to what its weights are projected on
 
     def state_bytes(self) -> int:
-        """Return the bytes of the random numbers' state, and of what digests are made with."""
-        digests = sum(onto.nbytes for onto in self._onto.values())
-        return 4 * len(self._random.getstate()[1]) + digests
+        """Return the bytes of the secret of what is drawn, and of what digests are made with."""
+        return self._draws.state_bytes() + sum(onto.nbytes for onto in self._onto.values())
 
     def tolerance(self, signals: Signals) -> float:
         """Return the difference that rounding explains, for the precision of the signals."""
         return self._tolerance(signals.sent)
 
-    def draw(self, active: Tensor, q: float) -> list[int]:
+    def draw(self, of: Signals | Updates, q: float) -> list[int]:
         """Return each of the active replicas with probability q."""
-        luck = [self._random.random() for _ in range(len(active))]
-        return [r for r in indices(active) if luck[r] < q]
+        where = place(of)
+        return [r for r in indices(of.active) if self._draws.uniform("replica", *where, r) < q]
 
     def audit_updates(self, updates: Updates, q: float) -> Verdict:
         """Compute a share q of weight gradients again, drawn after they were handed in."""
-        drawn = self.draw(updates.active, q)
+        drawn = self.draw(updates, q)
         if not drawn:
             return self.clear(updates)
         sent, truth = updates.work.sent(drawn), updates.work.recompute(drawn)
@@ -108,7 +108,7 @@ class Proof(Defense[P]):
         limit = self.params.rtol if truth.element_size() >= 4 else self.params.rtol_low
         truth = truth.float()
         if updates.stage not in self._onto:
-            generator = torch.Generator().manual_seed(self._random.getrandbits(63))
+            generator = torch.Generator().manual_seed(self._draws.seed("digest", updates.stage))
             drawn = torch.randn(1, len(truth), generator=generator)
             self._onto[updates.stage] = drawn.to(truth.device)
         onto = self._onto[updates.stage]
@@ -202,14 +202,15 @@ class DuplicateWork(Proof[DuplicateWorkParams]):
         lies: dict[int, float] = {}
         rtol = self.tolerance(signals)
         if signals.again is not None and len(rows) > 1:
-            self._random.shuffle(rows)
+            luck = self._draws.random("circle", *place(signals))
+            luck.shuffle(rows)
             by = rows[1:] + rows[:1]
             answers = signals.again.ask(rows, by)
             apart = distance(signals.sent[rows], answers).tolist()
             disputes = [
                 (rows[i], by[i], answers[i : i + 1]) for i, d in enumerate(apart) if d > rtol
             ]
-            lies = self._decide(signals, signals.again, disputes, rtol)
+            lies = self._decide(signals, signals.again, disputes, rtol, luck)
         return self.verdict(signals, {"mismatch": (lies, rtol)})
 
     def _decide(
@@ -218,14 +219,16 @@ class DuplicateWork(Proof[DuplicateWorkParams]):
         again: Again,
         disputes: Sequence[tuple[int, int, Tensor]],
         rtol: float,
+        luck: Random,
     ) -> dict[int, float]:
         """Return the largest distance from the truth of what each replica said, where it is known.
 
-        A dispute is a sender, its duplicate, and what that answered `[1, batch, tokens, hidden]`.
+        A dispute is a sender, its duplicate, and what that answered `[1, batch, tokens, hidden]`;
+        `luck` draws the juries.
         """
         import torch
 
-        juries = [self._jury(signals, {of, by}) for of, by, _ in disputes]
+        juries = [self._jury(signals, {of, by}, luck) for of, by, _ in disputes]
         asked = [
             (of, juror) for (of, *_), jury in zip(disputes, juries, strict=True) for juror in jury
         ]
@@ -244,10 +247,10 @@ class DuplicateWork(Proof[DuplicateWorkParams]):
                 lies[replica] = max(d, lies.get(replica, 0.0))
         return lies
 
-    def _jury(self, signals: Signals, parties: set[int]) -> list[int]:
+    def _jury(self, signals: Signals, parties: set[int], luck: Random) -> list[int]:
         others = [r for r in indices(signals.active) if r not in parties]
         n = self.params.jurors
-        return others if n is None or n >= len(others) else self._random.sample(others, n)
+        return others if n is None or n >= len(others) else luck.sample(others, n)
 
 
 class AuditParams(ProofParams):
@@ -265,7 +268,7 @@ class Sampling(Proof[A]):
 
     def check(self, signals: Signals) -> Verdict:
         """Draw, compute again, compare. Where nobody is drawn nothing is computed."""
-        drawn = self.draw(signals.active, self.params.q)
+        drawn = self.draw(signals, self.params.q)
         if not drawn or signals.again is None:
             return self.verdict(signals, {})
         values = self.compare(signals, drawn, signals.again.recompute(drawn))

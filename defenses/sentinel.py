@@ -119,7 +119,8 @@ class Sentinel(Defense[SentinelParams]):
 
     State per stage and direction: `m_t = beta m_{t-1} + (1 - beta) mean over clean replicas of
     x_t`, elementwise. A signal is tested against `m_{t-1}`: flagged if any statistic lies outside
-    of its fence (see `fence.Fences`), at once banned if it lies `severity` half widths away.
+    of its fence (see `fence.Fences`), at once banned if it lies `severity` half widths away. Each
+    microbatch of a step moves the average; the fences stay as they are until the step ends.
     """
 
     name = "sentinel"
@@ -147,11 +148,12 @@ class Sentinel(Defense[SentinelParams]):
             unit_directions(setup.shape[-1], p.projections, p.seed, setup.device)
         )
         self._n = len(p.statistics)
+        settings = self._settings(setup)
+        room = (len(settings.k0), setup.microbatches, setup.replicas)
         self._fences: Fences = Fences(
-            self._settings(setup), setup.replicas, p.window, p.max_changes, p.min_steps
+            settings, room[1] * room[2], p.window, p.max_changes, p.min_steps
         )
-        channels = len(self._fences.k)
-        self._values = torch.full((channels, setup.replicas), torch.nan, device=setup.device)
+        self._values = torch.full(room, torch.nan, device=setup.device)
         self._last: Tensor | None = None
 
     def check(self, signals: Signals) -> Verdict:
@@ -176,7 +178,7 @@ class Sentinel(Defense[SentinelParams]):
         channels = self._channels(signals)
         reference = reference.to(signals.sent.dtype)
         explained = _Explained(self.params.statistics, deviations, self._fences, channels)
-        if self._fences.all_inside(channels, deviations):
+        if _is_cheap_to_read(deviations) and self._fences.all_inside(channels, deviations):
             return Verdict(nobody, nobody, reference, explained), deviations
         outside, distance = self._fences.outside(channels, deviations)
         severe = (~(distance < self.params.severity) & outside).any(0)
@@ -191,13 +193,13 @@ class Sentinel(Defense[SentinelParams]):
     def learn(self, signals: Signals, clean: Tensor) -> None:
         """Take the clean signals into the average and the clean deviations into the window."""
         if self._last is not None:
-            nan = self._last.new_tensor(float("nan"))
-            self._values[self._channels(signals)] = self._last.where(clean, nan)
+            values = self._last.masked_fill(~clean, float("nan"))
+            self._values[self._channels(signals), signals.microbatch] = values
         self._remember(signals, clean)
 
     def end_step(self, step: int) -> None:
         """Move all fences by one step."""
-        self._fences.push(self._values)
+        self._fences.push(self._values.flatten(1))
         self._values.fill_(float("nan"))
 
     def state_bytes(self) -> int:
@@ -205,12 +207,14 @@ class Sentinel(Defense[SentinelParams]):
         return sum(m.nbytes for m in self._average.values()) + self._fences.state_bytes()
 
     def needed_lambda(self) -> Tensor:
-        """Return the least lambda that lets each clean deviation of this step pass.
+        """Return the least lambda that lets all clean deviations of each replica pass in this step.
 
         `[channels, replicas]`; 0 within `k * IQR`, NaN where there was no signal. Call before
         `end_step`.
         """
-        return self._fences.needed_least(self._values)
+        needed = self._fences.needed_least(self._values.flatten(1)).view_as(self._values)
+        worst = needed.nan_to_num(-1.0, float("inf")).amax(1)
+        return worst.where(worst >= 0, float("nan"))
 
     def channel_names(self, stages: int) -> list[tuple[int, Direction, str]]:
         """Return (stage, direction, statistic) of each channel."""
@@ -223,13 +227,16 @@ class Sentinel(Defense[SentinelParams]):
 
     def _remember(self, signals: Signals, clean: Tensor) -> None:
         """Move the average towards the mean of the clean signals."""
-        if not clean.any():
-            return
         key = (signals.stage, signals.direction)
+        old = self._average.get(key)
+        if (old is None or _is_cheap_to_read(clean)) and not clean.any():
+            return
         mean = _mean(signals.sent.float(), clean)
         beta = getattr(self.params.beta, signals.direction)
-        old = self._average.get(key)
-        self._average[key] = mean if old is None else old.lerp(mean, 1 - beta)
+        if old is not None:
+            mean = old.lerp(mean, 1 - beta)
+            mean = mean if _is_cheap_to_read(clean) else mean.where(clean.any(), old)
+        self._average[key] = mean
 
     def _reference(self, signals: Signals) -> Tensor | None:
         """Return what the signals are compared with, or None while there is nothing."""
@@ -287,7 +294,7 @@ class Averaging(Sentinel):
     )
 
     def _reference(self, signals: Signals) -> Tensor | None:
-        if not signals.active.any():
+        if _is_cheap_to_read(signals.active) and not signals.active.any():
             return None
         return _mean(signals.sent.float(), signals.active)
 
@@ -316,6 +323,11 @@ class _Explained(Mapping[str, "tuple[Tensor, float, float]"]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _is_cheap_to_read(x: Tensor) -> bool:
+    """Tell whether a look at a number does not wait for a device."""
+    return x.device.type == "cpu"
 
 
 def _mean(x: Tensor, where: Tensor) -> Tensor:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    Rows = tuple[Tensor, Tensor, Tensor]
+    """sent and received, `[replicas, tokens, hidden]` each, and which replicas are clean"""
+
 GREATEST = 1e3
 """A token that changes more than this is not fitted: it would outweigh all others."""
 RESOLUTION = 1e-3
@@ -32,8 +35,8 @@ class SurrogateParams(FencedParams):
     floor: ResidualFloor = Field(
         ResidualFloor(), description="least half width for cosine and for ratio"
     )
-    tokens: int = Field(128, ge=1, description="of each replica that are compared in a step")
-    fitted: int = Field(32, ge=1, description="of each replica that are learnt from in a fit")
+    tokens: int = Field(128, ge=1, description="of each signal that are compared")
+    fitted: int = Field(32, ge=1, description="of each signal that are learnt from in a fit")
     every: int = Field(5, ge=1, description="steps from one fit to the next")
     forgetting: float = Field(0.9, gt=0, le=1, description="weight of a fit in the next one")
     ridge: float = Field(1e-3, gt=0, description="penalty on the map, per fitted token")
@@ -79,7 +82,8 @@ class Surrogate(Fenced[SurrogateParams]):
         self._ridge: OnlineRidge = OnlineRidge(
             channels, setup.shape[-1], p.forgetting, p.ridge, setup.device
         )
-        self._rows: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._microbatches = setup.microbatches
+        self._rows: dict[int, dict[int, Rows]] = {}
         self._fitted: set[int] = set()
         self._sample = TokenSample(self.params.seed)
 
@@ -108,23 +112,35 @@ class Surrogate(Fenced[SurrogateParams]):
         super().learn(signals, clean)
         if signals.received is not None and signals.step % self.params.every == 0:
             sent, received = self._sample(signals, self.params.fitted)
-            self._rows[self._channel(signals)] = (sent, received, clean)
+            parts = self._rows.setdefault(self._channel(signals), {})
+            parts[signals.microbatch] = (sent, received, clean)
 
     def end_step(self, step: int) -> None:
         """Move the fences, and fit the maps to what was taken in."""
         super().end_step(step)
         if self._rows:
-            import torch
-
-            channels = list(self._rows)
-            rows = map(torch.stack, zip(*self._rows.values(), strict=True))
-            self._ridge.fit(channels, *_pairs(*rows))
+            self._ridge.fit(list(self._rows), *_pairs(*self._taken()))
             self._fitted |= self._rows.keys()
             self._rows = {}
 
     def state_bytes(self) -> int:
         """Return the bytes of the windows and of the fits."""
         return super().state_bytes() + self._ridge.state_bytes()
+
+    def _taken(self) -> Rows:
+        """Return what was taken in: `[channels, microbatches * replicas, ...]` each.
+
+        For a microbatch that was not there stand zeros, which do not count.
+        """
+        import torch
+
+        channels, m = len(self._rows), self._microbatches
+        some = next(iter(next(iter(self._rows.values())).values()))
+        blank = tuple(map(torch.zeros_like, some))
+        messages = [parts.get(i, blank) for parts in self._rows.values() for i in range(m)]
+        stacked = map(torch.stack, zip(*messages, strict=True))
+        sent, received, clean = (x.view(channels, -1, *x.shape[2:]) for x in stacked)
+        return sent, received, clean
 
     def _channel(self, signals: Signals) -> int:
         return signals.stage * 2 + (signals.direction == "gradient")

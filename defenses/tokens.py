@@ -55,7 +55,7 @@ def across(norm: Tensor, along: Tensor) -> Tensor:
 
 
 class TokenSample:
-    """Draws the same random tokens of all replicas, anew in each step.
+    """Draws the same random tokens of all replicas and boundaries, anew in each step.
 
     Args:
         seed: of the drawing.
@@ -63,7 +63,7 @@ class TokenSample:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._order: tuple[int, Tensor] | None = None
+        self._order: tuple[tuple[int, int], Tensor] | None = None
 
     def __call__(self, signals: Signals, n: int | None) -> tuple[Tensor, Tensor]:
         """Return what n tokens were, `[replicas, n, hidden]` sent and received; None: all."""
@@ -76,8 +76,9 @@ class TokenSample:
 
     def _draw(self, step: int, like: Tensor) -> Tensor:
         """Return the places of all tokens in the random order of this step, for every replica."""
-        if self._order is None or self._order[0] != step:
+        drawn = step, like.shape[1]
+        if self._order is None or self._order[0] != drawn:
             generator = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
             order = torch.randperm(like.shape[1], generator=generator)
-            self._order = step, order.to(like.device)
+            self._order = drawn, order.to(like.device)
         return self._order[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -91,6 +91,28 @@ class Plugin(Generic[P]):
 
 
 @dataclass(frozen=True, slots=True)
+class Silence:
+    """In place of a signal: nothing is sent."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Late:
+    """In place of a signal: one that is sent, but late. Nobody sleeps: the seconds are added.
+
+    Attributes:
+        signal: what is sent, `[batch, tokens, hidden]`.
+        seconds: how much later than an honest one; finite, at least 0.
+    """
+
+    signal: Tensor
+    seconds: float
+
+
+Message: TypeAlias = "Tensor | Silence | Late"
+"""What a worker sends at one boundary."""
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """What the running defense would say of one signal: for attacks that know the detector.
 
@@ -121,7 +143,8 @@ class Colluders:
         signals: what the malicious replicas of the stage would honestly send, `[n, batch, tokens,
             hidden]` (updates: `[n, parameters]`), in the order of the replicas.
         index: which of them is oneself.
-        plan: a dictionary that all attackers of the run share, to keep and to change.
+        plan: a dictionary that all attackers of the run share, to keep and to change (over several
+            processes: those of the stages of one).
         generator: random numbers that come out the same for every attacker of this stage, in
             this step and direction.
     """
@@ -263,7 +286,8 @@ class Attack(Plugin[P]):
     Override `signal`, or `activation` and `gradient` where they differ; `update` for an attack on
     weight gradients, and `inject` for one on the weights themselves (both with `axis =
     "weights"`). Return a new tensor of the same shape, dtype and device, or the argument itself to
-    be honest in this step. Never change the argument.
+    be honest in this step. In place of a signal it may also return `Silence()` or `Late(signal,
+    seconds)`; what follows is up to `faults` in the scenario. Never change the argument.
     """
 
     knowledge: ClassVar[frozenset[Knowledge]] = OWN
@@ -272,6 +296,12 @@ class Attack(Plugin[P]):
     axis: ClassVar[Literal["signals", "weights"]] = "signals"
     finite: ClassVar[bool] = True
     """False if it sends NaN or Inf on purpose."""
+    whole_model: ClassVar[bool] = False
+    """True if it runs stages that are not its own (`UpdateContext.relabel`, `Knowledge.MODEL`)."""
+    fault: ClassVar[bool] = False
+    """True if it does not change what is sent, but whether or when."""
+    note: ClassVar[str] = ""
+    """What else has to be known to run it or to read its scores, in some sentences."""
 
     @classmethod
     def deal(cls, own: Component, mode: Mode, rng: np.random.Generator) -> tuple[Component, Mode]:
@@ -289,15 +319,18 @@ class Attack(Plugin[P]):
         """Return how many of its own past honest signals the attack needs."""
         return 0
 
-    def signal(self, x: Tensor, ctx: AttackContext) -> Tensor:
-        """Return what is sent for the honest signal `x` `[batch, tokens, hidden]`."""
+    def signal(self, x: Tensor, ctx: AttackContext) -> Message:
+        """Return what is sent for the honest signal `x` `[batch, tokens, hidden]`.
+
+        A tensor; or `Silence()`: nothing; or `Late(signal, seconds)`: a tensor, but so much later.
+        """
         return x
 
-    def activation(self, h: Tensor, ctx: AttackContext) -> Tensor:
+    def activation(self, h: Tensor, ctx: AttackContext) -> Message:
         """Return what is sent forward for the honest activation `h` `[batch, tokens, hidden]`."""
         return self.signal(h, ctx)
 
-    def gradient(self, g: Tensor, ctx: AttackContext) -> Tensor:
+    def gradient(self, g: Tensor, ctx: AttackContext) -> Message:
         """Return what is sent backward for the honest gradient `g` `[batch, tokens, hidden]`."""
         return self.signal(g, ctx)
 
@@ -320,7 +353,7 @@ class Attack(Plugin[P]):
         """
         return None
 
-    def send(self, x: Tensor, ctx: AttackContext) -> Tensor:
+    def send(self, x: Tensor, ctx: AttackContext) -> Message:
         """Return what is sent in the direction of `ctx`."""
         return self.activation(x, ctx) if ctx.direction == "activation" else self.gradient(x, ctx)
 
@@ -353,11 +386,13 @@ class Setup:
     stages: int
     replicas: int
     shape: tuple[int, int, int]
-    """batch, tokens, hidden of one worker's signal"""
+    """batch, tokens, hidden of one worker's signal: of one microbatch"""
     device: str = "cpu"
     seed: int = 0
     """for what a verifier draws; differs from run to run with the seeds of model and data, while
     attackers, which must not know it, depend on that of the threat"""
+    microbatches: int = 1
+    """equal parts of a step's batch; each crosses every boundary as a message of its own"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,11 +404,15 @@ class Signals:
         direction: "activation" or "gradient".
         step: training step.
         sent: `[replicas, batch, tokens, hidden]`. Gradients are those of each replica's own mean
-            loss. A signal that could not be read or was not finite is zeros, and not active.
+            loss. A signal that did not come, could not be read or was not finite is zeros, and not
+            active.
         received: what the senders received in the same direction, same shape; None at the ends, and
             for a defense that does not ask for it (`needs_received`).
-        active: `[replicas]` bool: neither banned nor tainted nor unreadable; only these are tested.
+        active: `[replicas]` bool: neither banned nor tainted nor missing nor unreadable; only
+            these are tested.
         again: the same work done a second time, for a defense that asks for it (`needs_again`).
+        microbatch: which part of the step's batch this is, from 0. In each stage and direction
+            they come in this order.
     """
 
     stage: int
@@ -383,6 +422,7 @@ class Signals:
     received: Tensor | None
     active: Tensor
     again: Again | None = None
+    microbatch: int = 0
 
 
 class Again(Protocol):
@@ -486,6 +526,9 @@ class Contributions(Protocol):
 class Redone:
     """What n workers of a stage should have sent in a step, from what they received.
 
+    The batch is that of the whole step: the microbatches one after the other, scaled as they are
+    sent.
+
     Attributes:
         activation: `[n, batch, tokens, hidden]`; None at the last stage.
         gradient: of each replica's own mean loss, `[n, batch, tokens, hidden]`; None at the first.
@@ -557,6 +600,11 @@ class Defense(Plugin[P]):
 
     What follows (violations, taint, bans) is the ledger's business, so `Params` must extend
     `ResponseParams`. In warm-up steps everything is called as usual, but no flag counts.
+
+    Which stages an instance sees, and in which order their microbatches and directions alternate,
+    follows from how a run is placed, and must not show in a verdict: what is drawn or remembered
+    depends on seeds, step, stage, direction and microbatch only (`defenses/draws.py`). A `check` is
+    followed by its own `learn` before anything else is called, and so are those of updates.
     """
 
     Params: ClassVar[type[Frozen]] = ResponseParams
@@ -568,6 +616,10 @@ class Defense(Plugin[P]):
     """True if it has work done a second time; others are not given the means."""
     needs_updates: bool = False
     """True if `check_updates` is to be called."""
+    across_stages: bool = False
+    """True if it compares stages with each other: it then runs in one process only."""
+    whole_batch: bool = False
+    """True if it needs the whole batch of a step in one message."""
     learns: ClassVar[bool] = True
     """False if nothing of the warm-up matters to it: it is then not shown."""
     blind_to: ClassVar[str] = ""

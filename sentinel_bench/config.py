@@ -79,7 +79,13 @@ class TrainConfig(Frozen):
     steps: int = Field(350, ge=1)
     warmup_steps: int = Field(140, ge=0, description="honest steps without verification")
     batch_size: int = Field(4, ge=1)
+    microbatches: int = Field(
+        1, ge=1, description="parts of a worker's batch that cross the pipeline one after the other"
+    )
     seq_len: int = Field(64, ge=1)
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="of the forward pass, by autocast; auto: bf16 on a GPU, else fp32"
+    )
     lr: float = Field(1.5e-3, gt=0)
     lr_warmup_steps: int = Field(20, ge=0)
     lr_decay_ratio: float = Field(0.8, ge=0, le=1, description="last share of steps with decay")
@@ -96,6 +102,10 @@ class TrainConfig(Frozen):
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must be below steps {self.steps}: "
                 "nothing would be verified"
+            )
+        if self.batch_size % self.microbatches:
+            raise ValueError(
+                f"microbatches {self.microbatches} must divide batch_size {self.batch_size}"
             )
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"betas {self.betas} must lie in [0, 1)")
@@ -131,6 +141,22 @@ class ThreatConfig(Frozen):
         False,
         description="gradients: an attacker corrupts what it received before its own backward pass,"
         " so that its own update and what it sends both follow from the lie",
+    )
+
+
+class FaultConfig(Frozen):
+    """What becomes of a message that does not come, or comes too late: it is lost."""
+
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        le=86_400,
+        description="seconds that a receiver waits for a message; default: for ever",
+    )
+    on_crash: Literal["end", "ban"] = Field(
+        "end",
+        description="a lost message ends the run, as without any handling of faults; or zeros take"
+        " its place and its sender is banned, whatever the defense says",
     )
 
 
@@ -181,6 +207,7 @@ class Scenario(Frozen):
     grid: GridConfig = GridConfig()
     train: TrainConfig = TrainConfig()
     threat: ThreatConfig = ThreatConfig()
+    faults: FaultConfig = FaultConfig()
     seeds: Seeds = Seeds()
     device: Literal["cpu", "cuda"] = "cpu"
 

@@ -39,6 +39,10 @@ class KnowledgeError(PluginError):
         super().__init__(message, party="attack")
 
 
+class FaultError(SentinelBenchError):
+    """A simulated fault of a worker ended the run, as it would have ended a real one."""
+
+
 class RunError(SentinelBenchError):
     """A run could not be finished or read."""
 

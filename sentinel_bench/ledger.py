@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sentinel_bench.api import ResponseParams
 
@@ -35,7 +35,7 @@ class Ban:
 
     stage: int
     replica: int
-    reason: Literal["violations", "severe"]
+    reason: Literal["violations", "severe", "crash"]
 
 
 class Ledger:
@@ -44,7 +44,12 @@ class Ledger:
     Args:
         policy: the response's parameters.
         stages, replicas: shape of the grid.
+
+    Attributes:
+        lenient: True if `judge` rules that nobody is flagged, whatever a detector says.
     """
+
+    lenient: ClassVar[bool] = False
 
     def __init__(self, policy: ResponseParams, stages: int, replicas: int) -> None:
         self.policy = policy
@@ -56,6 +61,7 @@ class Ledger:
         self._tested: set[tuple[int, int]] = set()
         self._odd: set[tuple[int, int]] = set()
         self._severe: set[tuple[int, int]] = set()
+        self._crashed: set[tuple[int, int]] = set()
 
     def banned(self, stage: int, replica: int) -> bool:
         """Tell whether a worker is banned."""
@@ -68,6 +74,10 @@ class Ledger:
     def capacity(self) -> list[int]:
         """Return the number of workers left in each stage."""
         return [row.count(False) for row in self._banned]
+
+    def ban(self, stage: int, replica: int) -> None:
+        """Ban a worker, whatever it has done."""
+        self._banned[stage][replica] = True
 
     def judge(
         self, stage: int, flagged: Sequence[bool], severe: Sequence[bool], tested: Sequence[bool]
@@ -97,11 +107,22 @@ class Ledger:
         clean = [t and not f for t, f in zip(tested, lifted, strict=True)]
         return Ruling(lifted, clean, amnesty)
 
+    def crash(self, stage: int, replica: int) -> None:
+        """Have a worker banned at the end of this step, since a message of it was lost.
+
+        That is no flag: neither amnesty nor a policy without bans has a say.
+        """
+        self._crashed.add((stage, replica))
+
     def end_step(self) -> list[Ban]:
         """Close a step: ban, and forgive what has been clean for long enough."""
         bans = []
-        for stage, replica in sorted(self._tested):
+        for stage, replica in sorted(self._tested | self._crashed):
             worker = (stage, replica)
+            if worker in self._crashed:
+                self._banned[stage][replica] = True
+                bans.append(Ban(stage, replica, "crash"))
+                continue
             if worker not in self._odd:
                 self._forgive(stage, replica)
                 continue
@@ -115,6 +136,7 @@ class Ledger:
         self._tested.clear()
         self._odd.clear()
         self._severe.clear()
+        self._crashed.clear()
         return bans
 
     def _forgive(self, stage: int, replica: int) -> None:

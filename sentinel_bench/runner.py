@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from sentinel_bench import registry
 from sentinel_bench.config import Cell, Scenario
-from sentinel_bench.errors import PluginError, RunError, SentinelBenchError
+from sentinel_bench.errors import FaultError, PluginError, RunError, SentinelBenchError
+from sentinel_bench.placement import Placement
 from sentinel_bench.provenance import differing, digest, provenance, source_digest
 from sentinel_bench.record import (
     RunFolder,
@@ -33,9 +34,8 @@ from sentinel_bench.trace import tracing
 
 if TYPE_CHECKING:
     from sentinel_bench.data.tokens import Tokens
-    from sentinel_bench.pipeline.session import Session
 
-ENGINE = ("api", "config", "ledger", "threat", "pipeline/*", "models/*", "data/*")
+ENGINE = ("api", "config", "ledger", "placement", "threat", "pipeline/*", "models/*", "data/*")
 """Modules whose code decides about the numbers of a run."""
 
 Slot = tuple[str | int, ...]
@@ -57,6 +57,28 @@ class Progress(Protocol):
 
     def finish(self) -> None:
         """The piece of work is over."""
+
+
+class AnySession(Protocol):
+    """Cells that share a warm-up; see `pipeline.session.Session`."""
+
+    scenario: Scenario
+
+    @property
+    def warmup(self) -> int:
+        """Number of warm-up steps."""
+
+    def warm_up(self, tick: Callable[[], None]) -> None:
+        """Train the honest steps that all cells share."""
+
+    def run(self, cell: Cell, log: Any, tick: Callable[[], None]) -> str:
+        """Run one cell from the end of the warm-up, and log every event."""
+
+    def state_bytes(self, cell: Cell) -> int:
+        """Return the memory that the cell's defense keeps."""
+
+    def cost(self, cell: Cell) -> dict[str, int]:
+        """Return what the cell's defense and aggregator cost a step."""
 
 
 @dataclass
@@ -83,8 +105,9 @@ class Job:
         out: folder of the run folders.
         progress: is told what happens.
         commands: what the user typed, for the record.
-        threads: of torch.
+        execution: threads and placement, for the record.
         known: finished cells that may be reused.
+        open: begins a session, in this process or in others.
         trace: also record the statistics of all tested workers.
     """
 
@@ -92,8 +115,9 @@ class Job:
     out: Path
     progress: Progress
     commands: tuple[str, ...]
-    threads: int
+    execution: Mapping[str, Any]
     known: Known
+    open: Callable[[Scenario, Sequence[Cell]], AnySession]
     trace: bool = False
 
 
@@ -104,13 +128,10 @@ def identity(cell: Cell, data: str) -> dict[str, Any]:
         cell: the cell.
         data: digest of the token ids.
     """
-    scenario = cell.scenario.model_dump(mode="json", exclude={"track"})
-    if cell.attack.name == "none":
-        del scenario["threat"], scenario["seeds"]["threat"]
     root = Path(__file__).parent
     engine = [p for name in ENGINE for p in sorted(root.glob(f"{name}.py"))]
     return {
-        "scenario": scenario,
+        "scenario": settings(cell),
         "attack": registry.attacks.identity(cell.attack),
         "defense": registry.defenses.identity(cell.resolved_defense),
         "aggregator": registry.aggregators.identity(cell.aggregator),
@@ -118,6 +139,14 @@ def identity(cell: Cell, data: str) -> dict[str, Any]:
         "engine": source_digest(engine),
         "versions": {n: version(n) for n in ("sentinel-bench", "torch", "transformers", "numpy")},
     }
+
+
+def settings(cell: Cell) -> dict[str, Any]:
+    """Return what the identity of a cell holds of its scenario: all that its numbers depend on."""
+    scenario = cell.scenario.model_dump(mode="json", exclude={"track"})
+    if cell.attack.name == "none":
+        del scenario["threat"], scenario["faults"], scenario["seeds"]["threat"]
+    return scenario
 
 
 def known_cells(out: Path) -> Known:
@@ -140,7 +169,7 @@ class Group:
         self._job = job
         self._scenario = scenario
         self._cells = cells
-        self._session: Session | None = None
+        self._session: AnySession | None = None
         self._alone = False
         self._baseline: dict[str, Any] | None = None
 
@@ -209,7 +238,7 @@ class Group:
                 result = self._finish(folder, config)
         return Finished(cell, folder.path, result)
 
-    def _warm_session(self, cell: Cell, missing: Sequence[Cell]) -> Session:
+    def _warm_session(self, cell: Cell, missing: Sequence[Cell]) -> AnySession:
         """Return a warmed-up session: a shared one, or one for this cell alone.
 
         A plugin that fails in the shared warm-up must not take the other cells with it.
@@ -221,16 +250,14 @@ class Group:
                 self._alone = True
         return self._session or self._warm([cell])
 
-    def _warm(self, cells: Sequence[Cell]) -> Session:
-        from sentinel_bench.pipeline.session import Session
-
-        session = Session(self._scenario, cells, self._job.tokens)
+    def _warm(self, cells: Sequence[Cell]) -> AnySession:
+        session = self._job.open(self._scenario, cells)
         self._job.progress.start(f"seed {self._scenario.seeds.model}: warm-up", session.warmup)
         session.warm_up(self._job.progress.advance)
         self._job.progress.finish()
         return session
 
-    def _head(self, folder: RunFolder, cell: Cell, session: Session) -> None:
+    def _head(self, folder: RunFolder, cell: Cell, session: AnySession) -> None:
         grid, train = self._scenario.grid, self._scenario.train
         folder.append(
             "start",
@@ -245,17 +272,19 @@ class Group:
         )
         if not cell.is_baseline:
             base = self._baseline or {"digest": None, "scores": {}}
+            here = self._job.execution["placement"]
+            alike = base.get("provenance", {}).get("placement", Placement().record()) == here
             folder.append(
                 "baseline",
                 digest=base["digest"],
                 validation_loss=base["scores"].get("validation_loss"),
-                tokens_per_second=base["scores"].get("tokens_per_second"),
+                tokens_per_second=base["scores"].get("tokens_per_second") if alike else None,
             )
 
     def _finish(self, folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
         from sentinel_bench.score import result
 
-        source = provenance() | {"threads": self._job.threads}
+        source = provenance() | dict(self._job.execution)
         content = result(config | {"digest": folder.digest}, read_events(folder.path), source)
         folder.finish(content)
         return content
@@ -287,8 +316,11 @@ def _title(cell: Cell) -> str:
 
 
 def _party(error: Exception) -> str:
-    if isinstance(error, PluginError):
-        return error.party
+    party = getattr(error, "party", None)
+    if isinstance(party, str):
+        return party
+    if isinstance(error, FaultError):
+        return "fault"
     if isinstance(error, OSError | MemoryError | RunError) or "out of memory" in str(error):
         return "host"
     return "pipeline"

@@ -7,7 +7,8 @@ than its ban. An attacker that was banned before it acted is honest here, and it
   0/100/0 with one (nothing was missed, everything banned was wrong).
 * harm_weighted_recall: percent; recall in which each attacker counts by its harm per step, signals
   x size / (steps from its first act to its ban or the last step, inclusive). `size` is its mean of
-  |sent - x| / (|sent - x| + |x|). 100 where nobody acted; None in records without `tamper` rows.
+  |sent - x| / (|sent - x| + |x|), 1 for silence, 0 for an honest signal that is late. 100 where
+  nobody acted; None in records without `tamper` rows, and where nobody did harm.
 * false_bans_per_1000: false bans per 1000 worker-steps = honest workers x steps after warm-up.
 * detection_steps: ban step - act step + 1 over the attackers that acted and were banned.
 * validation_loss, perplexity: the last evaluation. excess_loss: less that of the paired run with
@@ -15,21 +16,24 @@ than its ban. An attacker that was banned before it acted is honest here, and it
 * undetected_damage: excess_loss if recall < 50, else 0.
 * attack_success_rate, attack_success_base: percent, how often a backdoor's trigger is followed by
   its target, at the end and after the honest warm-up; mean over the triggers, None without one.
-* tokens_per_second: tokens trained after warm-up over the seconds of these steps. What a rank
+* tokens_per_second: tokens trained after warm-up over the seconds of these steps, those included
+  that everybody would have waited for a late worker (`waited`, pipeline/transport.py). What a rank
   contributes while it is left out, and a step that is skipped, do not count. relative_tps: over
   that of the paired run; one measurement of one run, so benchmarks/step.py is the better guide.
 * extra_flops: floating-point operations that the defense and the aggregator add to a step, as a
   share of those of a plain one (1: twice the work); extra_bytes: what travels between machines
   because of them, per step; both counted in honest steps, as pipeline/cost.py says; None in records
   without a `cost` row. state_bytes: memory that the defense keeps from step to step.
+* traffic: bytes that the processes of the run have sent each other per step, by kind; None in one
+  process.
 * capacity: smallest share of workers not banned, over the stages, at the end.
 * flags: signals checked and flagged, by ground truth; the two rates lie in [0, 1].
 * attackers (planned), acted, banned, false_bans, skipped_steps, amnesties: counts.
 
 Outcome, with its reason:
 
-* invalid: the run says nothing, because a party failed, it was cut off, rows are missing or
-  contradict each other, or its baseline diverged. All numbers are None.
+* invalid: the run says nothing, because a party failed, a simulated fault ended it, it was cut off,
+  rows are missing or contradict each other, or its baseline diverged. All numbers are None.
 * broken: the final loss is not finite, excess_loss is above DAMAGE_TOLERANCE, capacity is below
   CAPACITY_FLOOR (a defense that bans the network away does not defend it), or nobody acted and
   more than FALSE_BAN_TOLERANCE of the workers were banned.
@@ -70,7 +74,7 @@ METRICS = (
     *("validation_loss", "perplexity", "excess_loss", "undetected_damage", "diverged"),
     *("attack_success_rate", "attack_success_base"),
     *("tokens_per_second", "relative_tps", "capacity", "skipped_steps", "amnesties"),
-    *("extra_flops", "extra_bytes", "state_bytes"),
+    *("extra_flops", "extra_bytes", "state_bytes", "traffic"),
 )
 FLAGS = (
     *("honest_checked", "honest_flagged", "tampered_checked", "tampered_flagged"),
@@ -100,7 +104,7 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
         events: all rows of the run.
         provenance: from `record.provenance`.
     """
-    from sentinel_bench.config import Component, Scenario
+    from sentinel_bench.config import Component, FaultConfig, Scenario
     from sentinel_bench.provenance import digest
 
     cell = config["cell"]
@@ -109,6 +113,11 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
     seeds, track = scenario.pop("seeds"), scenario.pop("track")
     mode, knowledge = _threat(events)
     setting = scenario | {"threat": {k: v for k, v in scenario["threat"].items() if k != "mode"}}
+    # as in results that are older than these settings
+    if setting["faults"] == FaultConfig().model_dump(mode="json"):
+        del setting["faults"]
+    newer = {"microbatches": 1, "precision": "auto"}
+    setting["train"] = {k: v for k, v in setting["train"].items() if newer.get(k) != v}
     return {
         "schema": 1,
         "digest": config["digest"],
@@ -342,6 +351,7 @@ def _cost(events: Sequence[Row]) -> dict[str, Any]:
         "extra_flops": None if cost is None else _ratio(cost["flops"], cost["step_flops"]),
         "extra_bytes": None if cost is None else cost["bytes"],
         "state_bytes": start_of(events).get("state_bytes"),
+        "traffic": next((dict(row["sent"]) for row in rows_of(events, "traffic")), None),
     }
 
 

@@ -91,6 +91,9 @@ _FIELDS: dict[str, dict[str, _Check]] = {
     "tamper": {"stage": _count, "replica": _count, "signals": _count, "size": _share},
     "trigger": {"step": _count, "rate": _share, "base": _share},
     "cost": dict.fromkeys(("flops", "step_flops", "bytes"), _large),
+    "traffic": {
+        "sent": lambda value: isinstance(value, Mapping) and all(map(_large, value.values()))
+    },
     "exhausted": {"step": _count, "stage": _count},
     "eval": {"step": _count, "loss": _optional},
     "end": {"status": lambda value: value in ("complete", "exhausted")},
@@ -108,7 +111,7 @@ def _malformed(events: Sequence[Row]) -> str | None:
         return f"malformed: {len(starts)} start events instead of one"
     if not 1 <= starts[0]["stages"] * starts[0]["replicas"] <= MAX_WORKERS:
         return "malformed: the grid of the start event is not usable"
-    for kind in ("baseline", "cost", "end"):
+    for kind in ("baseline", "cost", "traffic", "end"):
         if len(rows_of(events, kind)) > 1:
             return f"malformed: more than one {kind} event"
     return None

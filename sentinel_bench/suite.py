@@ -5,7 +5,8 @@ No torch here: the pipeline is imported when the first cell starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from sentinel_bench import registry
 from sentinel_bench.config import Cell, Component, Scenario, Seeds
 from sentinel_bench.errors import ConfigError
 from sentinel_bench.models.presets import layers_per_stage
+from sentinel_bench.placement import Placement
 from sentinel_bench.record import check_writable
 from sentinel_bench.runner import Finished, Group, Job, Progress, identity, known_cells
 from sentinel_bench.threat import place
@@ -132,6 +134,7 @@ def run(
     commands: Sequence[str] = (),
     resume: bool = False,
     threads: int | None = None,
+    placement: Placement | None = None,
     trace: bool = False,
 ) -> list[Finished]:
     """Run all cells of a plan, group by group, and return them in order.
@@ -144,21 +147,89 @@ def run(
         progress: is told what happens.
         commands: what the user typed, for the record.
         resume: take finished cells with an equal digest from `out` instead of running them.
-        threads: threads of torch in this process.
+        threads: threads of torch in each process.
+        placement: in which processes stages and replicas are; None: all in this one. In a process
+            of torchrun that is not the first nothing is returned: it works for that one.
         trace: also record the statistics of all tested workers, for the report of a run.
 
     Raises:
-        ConfigError: the folder or the data cannot be used; nothing was run.
+        ConfigError: the folder, the data or the placement cannot be used; nothing was run.
         KeyboardInterrupt: after the running cell was recorded as interrupted.
     """
     from sentinel_bench.pipeline.session import prepare
 
+    placement = placement or Placement()
+    check_placement(plan, placement)
+    if trace:
+        _check_trace(plan, placement)
+    first = plan.groups[0][0]
+    if placement.follows:
+        from sentinel_bench.pipeline.remote import follow
+
+        follow(placement, first)
+        return []
     check_writable(out)
-    threads = prepare(plan.groups[0][0].device, threads)
-    tokens = load_tokens(plan.groups[0][0], progress)
+    threads = prepare(first.device, threads or (1 if placement.several else None))
+    tokens = load_tokens(first, progress)
     known = known_cells(out) if resume else {}
-    job = Job(tokens, out, progress, tuple(commands), threads, known, trace)
-    return [done for scenario, cells in plan.groups for done in Group(job, scenario, cells).run()]
+    execution = {"threads": threads, "placement": placement.record()}
+    with _opener(placement, first, tokens, threads) as opener:
+        job = Job(tokens, out, progress, tuple(commands), execution, known, opener, trace)
+        return [done for s, cells in plan.groups for done in Group(job, s, cells).run()]
+
+
+def check_placement(plan: Plan, placement: Placement) -> None:
+    """Refuse, before anything starts, what cannot be placed like that.
+
+    Raises:
+        ConfigError: all that is wrong.
+    """
+    problems: dict[str, None] = {}
+    for scenario, cells in plan.groups:
+        for check in [partial(placement.check, scenario)] + [
+            partial(placement.check_cell, cell) for cell in cells
+        ]:
+            try:
+                check()
+            except ConfigError as error:
+                problems[str(error)] = None
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _check_trace(plan: Plan, placement: Placement) -> None:
+    """Refuse a trace where there is no row for each boundary of a step in one place.
+
+    Raises:
+        ConfigError: what stands against it.
+    """
+    parts = max(scenario.train.microbatches for scenario, _ in plan.groups)
+    if placement.several or parts > 1:
+        raise ConfigError(
+            "--trace records one process with one microbatch; leave --trace out, or --processes, "
+            "--replica-groups and --microbatches"
+        )
+
+
+@contextmanager
+def _opener(
+    placement: Placement, scenario: Scenario, tokens: Tokens, threads: int
+) -> Iterator[Callable[[Scenario, Sequence[Cell]], Any]]:
+    """Return what begins a session; end the processes that it has started."""
+    if not placement.several:
+        from sentinel_bench.pipeline.session import Session
+
+        yield partial(Session, tokens=tokens)
+        return
+    from sentinel_bench.pipeline.remote import Crewed
+
+    crewed = Crewed(placement, scenario, tokens.digest, threads)
+    try:
+        yield crewed
+    finally:
+        crewed.close()
+
+
 
 
 def load_tokens(scenario: Scenario, progress: Progress) -> Tokens:

@@ -182,6 +182,36 @@ def test_a_ban_is_permanent():
     assert book.banned(1, 3)
 
 
+@pytest.mark.parametrize("policy", [{}, {"bans": False}, {"amnesty": False, "violations": 1}])
+def test_a_crash_bans_at_the_end_of_its_step_whatever_the_policy(policy):
+    book = ledger(**policy)
+    for stage, replica in ((1, 3), (0, 2), (1, 3)):
+        book.crash(stage, replica)
+    judge(book)  # nobody is flagged
+    assert not book.banned(1, 3)
+    assert book.end_step() == [Ban(0, 2, "crash"), Ban(1, 3, "crash")]
+    assert (book.banned(0, 2), book.banned(1, 3)) == (True, True)
+    assert book.capacity() == [REPLICAS - 1, REPLICAS - 1, REPLICAS]
+    judge(book, untested=(3,))
+    assert book.end_step() == []
+
+
+def test_a_crash_counts_before_a_flag_of_the_same_step():
+    book = ledger()
+    judge(book, 3, severe=(3,))
+    book.crash(1, 3)
+    assert book.end_step() == [Ban(1, 3, "crash")]
+
+
+def test_crashes_of_most_of_a_stage_are_no_amnesty():
+    book = ledger()
+    for replica in range(5):
+        book.crash(1, replica)
+    ruling = judge(book, untested=(0, 1, 2, 3, 4))
+    assert ruling.amnesty == 0
+    assert [b.replica for b in book.end_step()] == [0, 1, 2, 3, 4]
+
+
 def test_capacity_is_the_number_of_workers_left_in_each_stage():
     book = ledger()
     assert book.capacity() == [8, 8, 8]

@@ -541,6 +541,23 @@ def written(tmp_path: Path) -> Path:
     return run.path
 
 
+def test_faults_are_part_of_the_scenario_of_a_result_unless_they_are_handled_as_ever() -> None:
+    def key(**faults: Any) -> str:
+        changed = copy.deepcopy(config())
+        changed["cell"]["scenario"]["faults"].update(faults)
+        return str(result(changed, FULL, {})["cell"]["scenario"])
+
+    older = config()
+    del older["cell"]["scenario"]["faults"]
+    assert key() == result(older, FULL, {})["cell"]["scenario"]
+    assert len({key(), key(on_crash="ban"), key(deadline=2.0)}) == 3
+
+
+def test_where_everybody_who_acted_did_no_harm_there_is_nothing_to_weigh() -> None:
+    found = score(log(act(5, 1, 0), tamper(1, 0, 9, 0.0)))
+    assert (found["recall"], found["f1"], found["harm_weighted_recall"]) == (0, 0, None)
+
+
 def test_rescore_of_an_honest_result_finds_no_difference(tmp_path: Path) -> None:
     assert rescore(written(tmp_path)) == (score(FULL), [])
 

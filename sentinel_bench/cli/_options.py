@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import yaml
 
-from sentinel_bench import tracks
+from sentinel_bench import plugins, tracks
 from sentinel_bench.config import (
     Component,
     Frozen,
@@ -23,6 +24,7 @@ from sentinel_bench.config import (
 )
 from sentinel_bench.data.corpora import CORPORA, find_corpus
 from sentinel_bench.errors import ConfigError, nearest
+from sentinel_bench.placement import Link, Order, Placement
 
 SHORT = {
     "mode": "threat.mode",
@@ -34,11 +36,14 @@ SHORT = {
     "steps": "train.steps",
     "warmup": "train.warmup_steps",
     "batch_size": "train.batch_size",
+    "microbatches": "train.microbatches",
     "seq_len": "train.seq_len",
     "lr": "train.lr",
     "model_seed": "seeds.model",
     "data_seed": "seeds.data",
     "threat_seed": "seeds.threat",
+    "on_crash": "faults.on_crash",
+    "deadline": "faults.deadline",
     "device": "device",
 }
 """Option to the setting that it sets."""
@@ -53,11 +58,14 @@ _HELP = {
     "steps": "training steps",
     "warmup": "honest steps without verification",
     "batch_size": "sequences per worker and step",
+    "microbatches": "parts of a worker's batch, which cross the pipeline one after the other",
     "seq_len": "tokens per sequence",
     "lr": "peak learning rate",
     "model_seed": "seed of the first weights",
     "data_seed": "seed of the batches",
     "threat_seed": "seed of the ground truth",
+    "on_crash": "a message that is lost: end (the run) or ban (its sender)",
+    "deadline": "seconds that a receiver waits for a message; later ones are lost",
     "device": "cpu or cuda",
 }
 
@@ -71,9 +79,27 @@ class RunFile(Frozen):
     scenario: dict[str, Any] = {}
 
 
+def plugin_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--plugin`, which makes the plugins of single files known before any name is looked up.
+
+    Commands need not know of it: what was given is what `plugins.in_use` says.
+    """
+    option: Callable[..., Callable[..., Any]] = click.option(
+        "--plugin",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="FILE.py",
+        is_eager=True,
+        expose_value=False,
+        callback=lambda context, option, files: plugins.use(files),
+        help="file with plugins, then called FILE/NAME; repeatable",
+    )
+    return option(command)
+
+
 def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a scenario to a click command."""
-    options = [
+    options: list[Callable[..., Any]] = [
         click.option("--track", help=f"named scenario to start from  [default: {tracks.DEFAULT}]"),
         click.option(
             "--config",
@@ -90,6 +116,7 @@ def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--set", "settings", multiple=True, metavar="KEY=VALUE", help="any other setting"
         ),
+        plugin_option,
     ]
     for option in reversed(options):
         command = option(command)
@@ -117,6 +144,30 @@ def execution_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--threads", type=click.IntRange(1), help="threads of torch  [default: its choice]"
         ),
         click.option(
+            "--processes", type=click.IntRange(1), metavar="N",
+            help="spread the stages over N processes here; under torchrun it is their number"
+            "  [default: 1]",
+        ),
+        click.option(
+            "--replica-groups", type=click.IntRange(1), default=1, metavar="D",
+            help="of the N processes: D pipelines side by side, each with a share of the replicas",
+        ),
+        click.option(
+            "--order", type=click.Choice(get_args(Order)), default="gpipe", show_default=True,
+            help="in which order a process works on its microbatches",
+        ),
+        click.option(
+            "--chunks", type=click.IntRange(1), default=1,
+            help="segments of stages in each process, for --order interleaved",
+        ),
+        click.option(
+            "--link", metavar="RATE,DELAY", help="slow network between processes: 80mbps,50ms"
+        ),
+        click.option(
+            "--timeout", type=click.FloatRange(1), default=300.0, show_default=True,
+            help="seconds without progress after which processes are given up",
+        ),
+        click.option(
             "--dry-run", is_flag=True, help="print the resolved configuration and stop"
         ),
         click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table"),
@@ -124,6 +175,28 @@ def execution_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def placement(options: dict[str, Any]) -> Placement:
+    """Return where stages and replicas are.
+
+    Raises:
+        ConfigError: torchrun has started another number of processes, or an option cannot be read.
+    """
+    size = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    given = options["processes"]
+    if size is not None and given not in (None, int(size)):
+        raise ConfigError(f"torchrun has started {size} processes: leave --processes {given} out")
+    values = {
+        "processes": int(size or given or 1),
+        "groups": options["replica_groups"],
+        "order": options["order"],
+        "chunks": options["chunks"],
+        "link": Link.parse(options["link"]) if options["link"] else None,
+        "timeout": options["timeout"],
+        "torchrun": size is not None,
+    }
+    return build(Placement, values, "processes")
 
 
 def read_file(path: Path | None) -> RunFile:

@@ -137,7 +137,7 @@ def result_table(finished: list[Finished]) -> Table:
 def _row(item: Finished, *, seeds: bool) -> list[str]:
     s = item.result["scores"]
     baseline = item.cell.is_baseline
-    bans = not baseline and item.cell.defense.name != "none"
+    bans = not baseline and (item.cell.defense.name != "none" or bool(s["banned"]))
     steps = "" if not bans or s["acted"] == 0 else _number(s["detection_steps_mean"], ".1f")
     return [
         item.cell.attack.label(),

@@ -43,6 +43,8 @@ def run(**options: Any) -> int:
     plan = suite.make_plan(
         scenarios, attacks, defenses, tuned, rules, unprotected=options["unprotected"]
     )
+    placement = _options.placement(options)
+    suite.check_placement(plan, placement)
     if options["dry_run"]:
         _output.print_plan(plan, as_json=options["as_json"])
         return 0
@@ -53,8 +55,11 @@ def run(**options: Any) -> int:
         commands=[_output.command()],
         resume=options["resume"],
         threads=options["threads"],
+        placement=placement,
         trace=options["trace"],
     )
+    if placement.follows:
+        return 0
     if options["as_json"]:
         _output.print_json([{"folder": str(f.folder), **f.result} for f in finished])
     else:
@@ -76,5 +81,8 @@ def _print_table(finished: list[suite.Finished]) -> None:
     for name, scores in {f.cell.protection: f.result["scores"] for f in finished}.items():
         if name != "none" and price(scores):
             console.print(f"cost of {name}: {price(scores)}", markup=False)
+        if scores["traffic"]:
+            sent = ", ".join(f"{kind} {size:,}" for kind, size in scores["traffic"].items() if size)
+            console.print(f"bytes sent per step with {name}: {sent}", markup=False)
     for item in finished:
         console.print(f"record: {item.folder}", markup=False, soft_wrap=True)

@@ -52,6 +52,8 @@ def sweep(**options: Any) -> int:
     tuned = _options.tuned(track, scenarios[0], defenses)
     components = [attack for curve in curves for _, attack in curve.points]
     plan = suite.make_plan(scenarios, components, defenses, tuned)
+    placement = _options.placement(options)
+    suite.check_placement(plan, placement)
     if options["dry_run"]:
         _output.print_plan(plan, as_json=options["as_json"])
         return 0
@@ -63,7 +65,10 @@ def sweep(**options: Any) -> int:
         commands=[_output.command()],
         resume=True,
         threads=options["threads"],
+        placement=placement,
     )
+    if placement.follows:
+        return 0
     data = {
         "schema": 1,
         "command": _output.command(),

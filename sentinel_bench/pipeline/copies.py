@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -53,13 +53,14 @@ class Copies:
         self._replicas = replicas
         self._autocast = autocast
         self._sent = sent
-        self.begin([], torch.empty(0))
+        self.begin({}, torch.empty(0))
 
-    def begin(self, fed: Sequence[Tensor], labels: Tensor) -> None:
+    def begin(self, fed: Mapping[int, Sequence[Tensor]], labels: Tensor) -> None:
         """Begin a pass.
 
         Args:
-            fed: what each stage is fed, `[replicas * batch, ...]`; grows while the pass runs.
+            fed: what each stage is fed, `[replicas * batch, ...]`, in one microbatch; grows while
+                the pass runs.
             labels: `[replicas * batch, tokens]`.
         """
         self._fed = fed
@@ -146,12 +147,12 @@ class Copies:
             mine["lr"] = theirs["lr"]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self.begin([], self._labels)
+        self.begin({}, self._labels)
 
     def _run(self, stage: int) -> tuple[Tensor, Tensor]:
         """Return what the copy of a stage is fed, and what it makes of it, with the graph."""
         if stage not in self._runs:
-            x = self._fed[stage].detach()
+            x = self._fed[stage][0].detach()
             if x.is_floating_point():
                 x.requires_grad_()
             with torch.enable_grad(), self._autocast():

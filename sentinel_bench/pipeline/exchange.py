@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from sentinel_bench.api import (
     Redone,
     Updates,
 )
+from sentinel_bench.config import FaultConfig
 from sentinel_bench.pipeline import cost
 from sentinel_bench.pipeline.inspect import (
     Inspector,
@@ -34,15 +35,18 @@ from sentinel_bench.pipeline.inspect import (
     end_step,
     learn,
     learn_updates,
-    row_mask,
     show,
 )
-from sentinel_bench.pipeline.tamper import History, Sent, Tamperer
+from sentinel_bench.pipeline.tamper import History, Tamperer
+from sentinel_bench.pipeline.transport import Transport
 from sentinel_bench.pipeline.updates import Handed, showing
 from sentinel_bench.pipeline.weights import StageWork
 
+F = TypeVar("F", bound=Callable[..., Any])
 Redo = Callable[[int, Direction, Sequence[int], Tensor | None], Tensor]
-"""Returns what replicas of a stage should have sent in a direction, given what all received."""
+"""Returns what replicas of a stage should have sent in a direction, given what all received.
+
+What makes it takes a `microbatch` too, by name."""
 Answer = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
 """Returns what replicas answer when they are asked for the work of others, given the truth."""
 CheckLinears = Callable[
@@ -79,13 +83,42 @@ class Exchange(Protocol):
     def idle(self) -> bool:
         """True if no signal is looked at or changed: the boundaries are then left out."""
 
+    @property
+    def taints(self) -> bool:
+        """True if ranks can be tainted: the boundaries then tell one another."""
+
     def looks(self, stage: int, direction: Direction) -> bool:
         """Tell whether what `stage` sends in a direction is looked at or changed."""
 
-    def cross(
-        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
-    ) -> tuple[Tensor, list[bool]]:
-        """Let the signals `x` `[replicas, batch, tokens, hidden]` that `stage` sends cross."""
+    def minds(self, stage: int, direction: Direction) -> bool:
+        """Tell whether what arrives at `stage` in a direction is looked at or changed."""
+
+    def depart(
+        self, stage: int, direction: Direction, x: Tensor, taint: Tensor, microbatch: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Let `stage` send the signals `x` `[replicas, batch, tokens, hidden]`.
+
+        Args:
+            stage, direction: the sender.
+            x: the signals.
+            taint: `[replicas]`, 1 for a rank that is tainted, else 0.
+            microbatch: which part of the step's batch.
+
+        Returns:
+            What is passed on, and the taint by now.
+        """
+
+    def arrive(self, stage: int, direction: Direction, x: Tensor, microbatch: int = 0) -> Tensor:
+        """Let the neighbour of `stage` receive what `stage` has sent; return what it makes of it.
+
+        Args:
+            stage, direction: the sender.
+            x: `[replicas, batch, tokens, hidden]`.
+            microbatch: which part of the step's batch.
+        """
+
+    def hear(self, taint: Tensor, microbatch: int) -> None:
+        """Take in the ranks that another process has found to be tainted."""
 
     @property
     def weighs(self) -> bool:
@@ -111,7 +144,7 @@ class WarmupExchange:
     def __init__(self, defenses: Sequence[Defense[Any]], history: History) -> None:
         self._defenses = [d for d in defenses if not d.passive and d.learns]
         self._history = history
-        self._received: dict[tuple[int, Direction], Tensor] = {}
+        self._received: dict[tuple[int, Direction, int], Tensor] = {}
         self.step = 0
         self.redo: Redo | None = None
         self.check_linears: CheckLinears | None = None
@@ -121,27 +154,49 @@ class WarmupExchange:
         """True if nobody watches."""
         return not self._defenses and self._history.empty
 
+    @property
+    def taints(self) -> bool:
+        """Flags do not count."""
+        return False
+
     def looks(self, stage: int, direction: Direction) -> bool:
         """All signals are watched."""
         return True
 
-    def cross(
-        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
-    ) -> tuple[Tensor, list[bool]]:
+    def minds(self, stage: int, direction: Direction) -> bool:
+        """What arrives matters where a defense compares with it, and to histories."""
+        needed = any(d.needs_received or d.needs_again or d.needs_updates for d in self._defenses)
+        return needed or not self._history.empty
+
+    def depart(
+        self, stage: int, direction: Direction, x: Tensor, taint: Tensor, microbatch: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Show the signals to all that watch, and pass them on."""
-        self._history.record(stage, direction, x)
-        all_of_them = row_mask([True] * len(x), x)
-        received = self._received.get((stage, direction))
+        self._history.record(stage, direction, x, microbatch)
+        all_of_them = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        received = self._received.get((stage, direction, microbatch))
+        redo, test = _bound(self.redo, microbatch), _bound(self.check_linears, microbatch)
         for defense in self._defenses:
             before = received if defense.needs_received else None
-            redo = self.redo if defense.needs_again else None
-            test = self.check_linears
-            with rerun(redo, stage, direction, received, check_linears=test) as again:
-                signals = show(stage, direction, self.step, x, before, all_of_them, again)
+            can = redo if defense.needs_again else None
+            with rerun(can, stage, direction, received, check_linears=test) as again:
+                signals = show(
+                    stage, direction, self.step, x, before, all_of_them, again, microbatch
+                )
                 check(defense, signals)
                 learn(defense, signals, all_of_them)
-        self._received[_next_stage(stage, direction), direction] = x
-        return x, tainted
+        return x, taint
+
+    def arrive(self, stage: int, direction: Direction, x: Tensor, microbatch: int = 0) -> Tensor:
+        """Remember what arrives until the end of the step."""
+        receiver = _next_stage(stage, direction)
+        if direction == "gradient":
+            self._history.record(receiver, "received", x, microbatch)
+        self._received[receiver, direction, microbatch] = x
+        return x
+
+    def hear(self, taint: Tensor, microbatch: int) -> None:
+        """Nobody is tainted."""
 
     @property
     def weighs(self) -> bool:
@@ -179,11 +234,15 @@ class LiveExchange:
 
     Args:
         tamperer, inspector: the two sides.
+        faults: what becomes of messages that are lost between them.
     """
 
-    def __init__(self, tamperer: Tamperer, inspector: Inspector) -> None:
+    def __init__(
+        self, tamperer: Tamperer, inspector: Inspector, faults: FaultConfig | None = None
+    ) -> None:
         self.tamperer = tamperer
         self.inspector = inspector
+        self.transport = Transport(faults or FaultConfig(), inspector.ledger)
         self.step = 0
         self.keeps = False
         """True if gradients are kept at the boundaries, though nobody looks at them."""
@@ -192,36 +251,62 @@ class LiveExchange:
         self.recovery = Recovery()
         """What this pass leaves out."""
         self._passes = 1
-        self._received: dict[tuple[int, Direction], Tensor] = {}
+        self._received: dict[tuple[int, Direction, int], Tensor] = {}
 
     @property
     def idle(self) -> bool:
         """True if neither an attacker nor a defense looks at a signal."""
         return self.tamperer.idle and self.inspector.passive and not self.keeps
 
-    def looks(self, stage: int, direction: Direction) -> bool:
-        """Tell whether a defense or an attacker needs to see a signal."""
-        return not self.inspector.passive or (stage, direction) in self.tamperer.seen
+    @property
+    def taints(self) -> bool:
+        """True if a defense looks, or a message may be lost."""
+        return not self.inspector.passive or (self.tamperer.faulty and self.transport.survives)
 
-    def cross(
-        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
-    ) -> tuple[Tensor, list[bool]]:
-        """Let attackers tamper and the defense inspect; return what arrives.
+    def looks(self, stage: int, direction: Direction) -> bool:
+        """Tell whether a defense or an attacker needs to see a signal, or a taint what follows."""
+        return self.taints or (stage, direction) in self.tamperer.seen
+
+    def minds(self, stage: int, direction: Direction) -> bool:
+        """Tell whether the defense compares with what arrives, or an attacker receives it."""
+        return self.inspector.needs_received or (stage, direction) in self.tamperer.receives
+
+    def depart(
+        self, stage: int, direction: Direction, x: Tensor, taint: Tensor, microbatch: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Let attackers tamper and the defense inspect.
 
         A bypassed stage sends nothing. What the first or last one still has to do is done by those
         that hold a copy of it: nobody tampers with that, and nobody checks it.
         """
-        bypassed = stage in self.recovery.bypass
-        if bypassed and stage != self._source(direction):
-            return x, tainted
-        out = x
-        if not bypassed:
-            out, tainted = self._inspected(stage, direction, x, tainted)
+        if stage in self.recovery.bypass:
+            return x, taint
+        if self.inspector.deferred:
+            return self._inspected(stage, direction, x, taint, microbatch)
+        tainted = taint.bool().tolist()
+        out, now = self._inspected(stage, direction, x, tainted, microbatch)
+        return out, taint if now == tainted else taint.new_tensor(now)
+
+    def arrive(self, stage: int, direction: Direction, x: Tensor, microbatch: int = 0) -> Tensor:
+        """Let the next stage receive; of gradients, return what it lets into its backward pass."""
+        if stage in self.recovery.bypass and stage != self._source(direction):
+            return x
         receiver = self._receiver(stage, direction)
-        self._received[receiver, direction] = out  # what arrives, not what an attacker makes of it
-        if direction == "gradient" and receiver not in self.recovery.bypass:
-            out = self.tamperer.poison(receiver, self.step, out, self.inspector.excluded())
-        return out, tainted
+        if direction == "gradient":
+            self.tamperer.hear(receiver, x, microbatch)
+        # what arrives, not what an attacker makes of it
+        self._received[receiver, direction, microbatch] = x
+        if direction == "gradient" and receiver in self.tamperer.poisoned:
+            if receiver in self.recovery.bypass:
+                return x
+            excluded = self.inspector.excluded(microbatch)
+            return self.tamperer.poison(receiver, self.step, x, excluded, microbatch)
+        return x
+
+    def hear(self, taint: Tensor, microbatch: int) -> None:
+        """Take in the ranks that another process has found to be tainted."""
+        heard: Any = taint if self.inspector.deferred else taint.bool().tolist()
+        self.inspector.hear(heard, microbatch)
 
     @property
     def weighs(self) -> bool:
@@ -232,7 +317,7 @@ class LiveExchange:
         """Let attackers change what they contribute, and the defense look at it."""
         with cost.aside():  # attackers compute on their own machines
             sent = self.tamperer.contribute(stage, self.step, excluded, work)
-        received = self._received.get((stage, "gradient"))
+        received = self._received_whole(stage, "gradient")
         handed = _gradients(stage, work, sent, excluded, received)
         return Contributed(sent, self.inspector.weigh(stage, self.step, "gradient", handed))
 
@@ -253,7 +338,13 @@ class LiveExchange:
 
     def arrived(self, stage: int, direction: Direction) -> Tensor:
         """Return what `stage` was sent in this pass, `[replicas, batch, tokens, hidden]`."""
-        return self._received[stage, direction]
+        return self._received[stage, direction, 0]
+
+    def _received_whole(self, stage: int, direction: Direction) -> Tensor | None:
+        """Return what `stage` was sent in all microbatches, `[replicas, batch, tokens, hidden]`."""
+        parts = sorted(m for s, d, m in self._received if (s, d) == (stage, direction))
+        found = [self._received[stage, direction, m] for m in parts]
+        return torch.cat(found, 1) if len(found) > 1 else next(iter(found), None)
 
     def settle(self) -> Recovery | None:
         """Ask what becomes of this pass: None if it counts; else the next one is made ready."""
@@ -263,25 +354,32 @@ class LiveExchange:
         return answer
 
     def _inspected(
-        self, stage: int, direction: Direction, x: Tensor, tainted: list[bool]
-    ) -> tuple[Tensor, list[bool]]:
-        received = self._received.get((stage, direction))
+        self, stage: int, direction: Direction, x: Tensor, tainted: Any, microbatch: int
+    ) -> tuple[Tensor, Any]:
+        received = self._received.get((stage, direction, microbatch))
         look = partial(
-            self.inspector.preview, stage, direction, self.step, received=received, tainted=tainted
+            self.inspector.preview,
+            stage,
+            direction,
+            self.step,
+            received=received,
+            tainted=tainted,
+            microbatch=microbatch,
         )
-        sent: Sent = self.tamperer.send(stage, direction, self.step, x, received, look)
+        sent = self.tamperer.send(stage, direction, self.step, x, received, look, microbatch)
+        sent = self.transport.deliver(stage, direction, self.step, sent)
         if self.inspector.redundancy is None:
             answer = partial(self.tamperer.answer, stage, direction, self.step, sent.x)
         else:
             holder = (stage + 1) % self.inspector.ledger.stages
             answer = partial(self.tamperer.testify, stage, holder, self.step, sent.x)
-        redo = self.redo if self.inspector.needs_again else None
+        redo = _bound(self.redo, microbatch) if self.inspector.needs_again else None
         copied = self.inspector.redundancy is not None
         lies = {r: sent.x[r] for r, tampered in enumerate(sent.tampered) if tampered}
-        test = self.check_linears
+        test = _bound(self.check_linears, microbatch)
         with rerun(redo, stage, direction, received, answer, copied, test, lies) as again:
             return self.inspector.inspect(
-                stage, direction, self.step, sent, received, tainted, again
+                stage, direction, self.step, sent, received, tainted, again, microbatch
             )
 
     def _source(self, direction: Direction) -> int:
@@ -403,6 +501,13 @@ def rerun(
         yield Rerun(number)
     finally:
         del _OPEN[number]
+
+
+def _bound(work: F | None, microbatch: int) -> F | None:
+    """Return `work` for a microbatch."""
+    return (
+        cast(F, partial(work, microbatch=microbatch)) if work is not None and microbatch else work
+    )
 
 
 def _gradients(

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -66,30 +66,43 @@ class Inspector:
         defense: started, and warmed up.
         ledger: the response.
         log: gets flags and amnesties.
+        microbatches: of a step.
         trace: gets the statistics of all tested workers.
     """
 
+    deferred: ClassVar[bool] = False
+    """True if tainted ranks are given and taken as tensors."""
+
     def __init__(
-        self, defense: Defense[Any], ledger: Ledger, log: Log, trace: Tracer | None = None
+        self,
+        defense: Defense[Any],
+        ledger: Ledger,
+        log: Log,
+        microbatches: int = 1,
+        trace: Tracer | None = None,
     ) -> None:
         self.ledger = ledger
         self.tally = Tally()
         self.late: dict[int, int] = {}
         """Ranks first tainted in this step's backward pass, and the stage that sent the lie."""
-        self.tainted = [False] * ledger.replicas
+        self.tainted = [[False] * ledger.replicas for _ in range(microbatches)]
+        """`[microbatches][replicas]`, as far as it is known in this process."""
         self.passive = type(defense).passive
         """True if the defense never looks at a signal."""
         self.needs_again = defense.needs_again
         """True if the defense has work done a second time."""
         self.needs_updates = defense.needs_updates
         """True if the defense looks at weight gradients and weights."""
+        self.needs_received = defense.needs_received or defense.needs_again or defense.needs_updates
+        """True if what workers received is compared with, or worked on again."""
+        self._recovers = type(defense).recover is not Defense.recover
         self.redundancy = redundancy(defense)
         """How stages keep copies of blocks, if they do."""
         self._suspects: set[int] = set()
         self._lied: set[tuple[int, int]] = set()
-        self._copied: dict[Direction, tuple[Tensor, Tensor]] = {}
+        self._copied: dict[tuple[Direction, int], tuple[Tensor, Tensor]] = {}
         self._defense = defense
-        self._asked: tuple[tuple[int, int, str], Defense[Any]] | None = None
+        self._asked: tuple[tuple[int, int, str, int], Defense[Any]] | None = None
         self._log = log
         self._trace = trace
 
@@ -102,34 +115,31 @@ class Inspector:
         received: Tensor | None,
         tainted: list[bool],
         again: Again | None = None,
+        microbatch: int = 0,
     ) -> tuple[Tensor, list[bool]]:
         """Check what `stage` sent; return what is passed on, and the tainted ranks."""
-        self.tally.tampered += sum(sent.tampered)
-        self._lied.update((stage, r) for r, lied in enumerate(sent.tampered) if lied)
+        self._counted(stage, sent)
+        missing = sent.missing or [False] * len(tainted)
         if self.passive:
-            return sent.x, tainted
+            return self._unseen(stage, direction, sent.x, tainted, missing, microbatch)
         intact = intact_rows(sent)
         x = sent.x if all(intact) else zero_rows(sent.x, [not i for i in intact])
-        tested = self._tested(stage, tainted)
+        tested = [t and not m for t, m in zip(self._tested(stage, tainted), missing, strict=True)]
         active = [t and i for t, i in zip(tested, intact, strict=True)]
         mask = row_mask(active, x)
-        signals = Signals(
-            stage, direction, step, x.clone(), self._before(direction, received), mask, again
-        )
-        self._copied[direction] = x, signals.sent
+        signals = self._signals(stage, direction, step, x, received, mask, again, microbatch)
         verdict = check(self._defense, signals)
         flagged = [f or not i for f, i in zip(verdict.flagged.tolist(), intact, strict=True)]
         severe = [s or not i for s, i in zip(verdict.severe.tolist(), intact, strict=True)]
-        if any(f and t for f, t in zip(flagged, tested, strict=True)):
+        ruling = self._ruled(
+            stage, direction, step, sent.tampered, flagged, severe, tested, verdict, microbatch
+        )
+        if any(missing):
             self._suspects.add(stage)
-        ruling = self.ledger.judge(stage, flagged, severe, tested)
-        self._count(stage, direction, step, sent.tampered, flagged, tested, verdict)
-        self._pardoned(stage, direction, step, ruling)
         clean = [c and i for c, i in zip(ruling.clean, intact, strict=True)]
         learn(self._defense, signals, mask if clean == active else row_mask(clean, x))
-        broken = [t and not i for t, i in zip(tested, intact, strict=True)]
-        now = [a or b or c for a, b, c in zip(tainted, ruling.flagged, broken, strict=True)]
-        self._taint(stage, direction, now)
+        now = self._now(tainted, ruling, tested, intact, missing)
+        self._taint(stage, direction, now, microbatch)
         if direction == "gradient":
             lost = [self.ledger.lost(r) for r in range(len(now))]
             if any(lost):  # nobody looks at what a lost rank sends: it sends nothing
@@ -146,7 +156,8 @@ class Inspector:
             return [False] * handed.replicas
         if kind == "gradient":
             kept = [not e for e in self.excluded()]
-            tested = [t and k for t, k in zip(self._tested(stage, self.tainted), kept, strict=True)]
+            tainted = [any(parts) for parts in zip(*self.tainted, strict=True)]
+            tested = [t and k for t, k in zip(self._tested(stage, tainted), kept, strict=True)]
         else:  # what a worker holds does not follow from what its rank was sent
             tested = self._tested(stage, [False] * handed.replicas)
         mask = torch.tensor(tested, device=handed.device)
@@ -173,6 +184,7 @@ class Inspector:
         *,
         received: Tensor | None,
         tainted: list[bool],
+        microbatch: int = 0,
     ) -> Verdict | None:
         """Return what the defense would say of signals `x`, all of them readable; nothing changes.
 
@@ -181,7 +193,7 @@ class Inspector:
         """
         if self.passive:
             return None
-        where = (step, stage, direction)
+        where = (step, stage, direction, microbatch)
         if self._asked is None or self._asked[0] != where:
             self._asked = where, fork(self._defense)
         intact = intact_rows(Sent(x, [False] * len(x), [True] * len(x)))
@@ -189,7 +201,9 @@ class Inspector:
         tested = self._tested(stage, tainted)
         mask = row_mask([t and i for t, i in zip(tested, intact, strict=True)], x)
         before = received if self._defense.needs_received else None
-        return preview(self._asked[1], show(stage, direction, step, x, before, mask))
+        return preview(
+            self._asked[1], show(stage, direction, step, x, before, mask, None, microbatch)
+        )
 
     def recover(self, step: int, passes: int, last: Recovery) -> Recovery | None:
         """Ask the defense what becomes of this pass, if signals were flagged. None: it counts.
@@ -197,7 +211,7 @@ class Inspector:
         Raises:
             PluginError: the defense raised, or its answer is none that can be followed.
         """
-        if not self._suspects:
+        if not (self._recovers and self._suspects):
             return None
         answer = recover(self._defense, frozenset(self._suspects), passes, last, self.ledger.stages)
         if answer is not None:
@@ -211,9 +225,14 @@ class Inspector:
             )
         return answer
 
+    def hear(self, tainted: list[bool], microbatch: int) -> None:
+        """Take in the ranks that another process has found to be tainted."""
+        known = self.tainted[microbatch]
+        self.tainted[microbatch] = [a or b for a, b in zip(known, tainted, strict=True)]
+
     def begin_pass(self) -> None:
         """Forget the taints and suspects of a pass; what was counted stays."""
-        self.tainted = [False] * self.ledger.replicas
+        self.tainted = [[False] * self.ledger.replicas for _ in self.tainted]
         self.late = {}
         self._suspects.clear()
         self._lied.clear()
@@ -232,10 +251,29 @@ class Inspector:
         self.begin_pass()
         return bans
 
-    def excluded(self) -> list[bool]:
-        """Return the ranks that are left out of this step's weight gradients."""
-        quarantine = self.ledger.policy.quarantine
-        return [(quarantine and t) or self.ledger.lost(r) for r, t in enumerate(self.tainted)]
+    def excluded(self, microbatch: int | None = None) -> list[bool]:
+        """Return the ranks that are left out of this step's weight gradients.
+
+        With a microbatch: those that are left out of its loss.
+        """
+        parts = self.tainted if microbatch is None else [self.tainted[microbatch]]
+        tainted = [self.ledger.policy.quarantine and any(t) for t in zip(*parts, strict=True)]
+        return [t or self.ledger.lost(r) for r, t in enumerate(tainted)]
+
+    def _unseen(
+        self,
+        stage: int,
+        direction: Direction,
+        x: Tensor,
+        tainted: list[bool],
+        missing: list[bool],
+        microbatch: int,
+    ) -> tuple[Tensor, list[bool]]:
+        """Return what is passed on where no defense looks, and the tainted ranks."""
+        now = [t or m for t, m in zip(tainted, missing, strict=True)]
+        self._taint(stage, direction, now, microbatch)
+        gone = [self.ledger.lost(r) or (t and direction == "gradient") for r, t in enumerate(now)]
+        return (zero_rows(x, gone) if any(gone) else x), now
 
     def _tested(self, stage: int, tainted: list[bool]) -> list[bool]:
         """Return the replicas that are tested: neither tainted, nor lost, nor banned."""
@@ -244,36 +282,111 @@ class Inspector:
             for r, t in enumerate(tainted)
         ]
 
-    def _before(self, direction: Direction, received: Tensor | None) -> Tensor | None:
+    def _before(
+        self, direction: Direction, received: Tensor | None, microbatch: int
+    ) -> Tensor | None:
         """Return a copy of what the senders received: the one that was made when it was sent."""
         if received is None or not self._defense.needs_received:
             return None
-        sent, copied = self._copied.get(direction, (None, received))
+        sent, copied = self._copied.get((direction, microbatch), (None, received))
         return copied if sent is received else received.clone()
 
-    def _taint(self, stage: int, direction: Direction, now: list[bool]) -> None:
+    def _taint(self, stage: int, direction: Direction, now: list[bool], microbatch: int) -> None:
+        known = self.tainted[microbatch]
         for replica, tainted in enumerate(now):
-            if tainted and not self.tainted[replica]:
-                self.tainted[replica] = True
+            if tainted and not known[replica]:
+                known[replica] = True
                 if direction == "gradient":
                     self.late[replica] = stage
 
     def _substitute(self, x: Tensor, rows: list[bool], reference: Tensor | None) -> Tensor:
         """Replace the gradients of tainted ranks; quarantined ones leave no trace in any weight."""
-        policy = self.ledger.policy
-        if policy.quarantine or policy.substitute == "zeros" or reference is None:
+        if self.substitutes_zeros or reference is None:
             return zero_rows(x, rows)
         if not reference.isfinite().all():
-            raise PluginError(
-                f"defense {self._defense.name}: the reference of a Verdict is not finite",
-                party="defense",
-            )
+            self._refuse_reference()
         return torch.where(row_mask(rows, x).view(-1, 1, 1, 1), reference.to(x), x)
 
-    def _pardoned(self, stage: int, direction: str, step: int, ruling: Ruling) -> None:
+    def _part(self, microbatch: int) -> dict[str, int]:
+        """Return the field that says of which microbatch a row is, if there are several."""
+        return {"microbatch": microbatch} if len(self.tainted) > 1 else {}
+
+    @property
+    def substitutes_zeros(self) -> bool:
+        """True if zeros replace tainted gradients, and no reference."""
+        return self.ledger.policy.quarantine or self.ledger.policy.substitute == "zeros"
+
+    def _refuse_reference(self) -> NoReturn:
+        raise PluginError(
+            f"defense {self._defense.name}: the reference of a Verdict is not finite",
+            party="defense",
+        )
+
+    def _counted(self, stage: int, sent: Sent) -> None:
+        """Remember who of a stage has tampered."""
+        self.tally.tampered += sum(sent.tampered)
+        self._lied.update((stage, r) for r, lied in enumerate(sent.tampered) if lied)
+
+    def _signals(
+        self,
+        stage: int,
+        direction: Direction,
+        step: int,
+        x: Tensor,
+        received: Tensor | None,
+        active: Tensor,
+        again: Again | None,
+        microbatch: int,
+    ) -> Signals:
+        """Return what the defense is shown: copies."""
+        before = self._before(direction, received, microbatch)
+        signals = Signals(stage, direction, step, x.clone(), before, active, again, microbatch)
+        self._copied[direction, microbatch] = x, signals.sent
+        return signals
+
+    def _ruled(
+        self,
+        stage: int,
+        direction: Direction,
+        step: int,
+        tampered: list[bool],
+        flagged: list[bool],
+        severe: list[bool],
+        tested: list[bool],
+        verdict: Verdict,
+        microbatch: int,
+    ) -> Ruling:
+        """Let the ledger rule, and write down what happened."""
+        if any(f and t for f, t in zip(flagged, tested, strict=True)):
+            self._suspects.add(stage)
+        ruling = self.ledger.judge(stage, flagged, severe, tested)
+        self._count(stage, direction, step, tampered, flagged, tested, verdict, microbatch)
+        self._pardoned(stage, direction, step, ruling, microbatch)
+        return ruling
+
+    @staticmethod
+    def _now(
+        tainted: list[bool],
+        ruling: Ruling,
+        tested: list[bool],
+        intact: list[bool],
+        missing: list[bool],
+    ) -> list[bool]:
+        """Return the ranks that are tainted after a check."""
+        broken = [m or (t and not i) for m, t, i in zip(missing, tested, intact, strict=True)]
+        return [a or b or c for a, b, c in zip(tainted, ruling.flagged, broken, strict=True)]
+
+    def _pardoned(
+        self, stage: int, direction: str, step: int, ruling: Ruling, microbatch: int = 0
+    ) -> None:
         if ruling.amnesty:
             self._log.append(
-                "amnesty", step=step, stage=stage, direction=direction, replicas=ruling.amnesty
+                "amnesty",
+                step=step,
+                stage=stage,
+                direction=direction,
+                replicas=ruling.amnesty,
+                **self._part(microbatch),
             )
 
     def _count(
@@ -285,6 +398,7 @@ class Inspector:
         flagged: list[bool],
         tested: list[bool],
         verdict: Verdict,
+        microbatch: int = 0,
     ) -> None:
         if self._trace is not None:
             with cost.aside():
@@ -306,6 +420,7 @@ class Inspector:
                     direction=direction,
                     tampered=lied,
                     statistics=statistics_of(self._defense, verdict, replica),
+                    **self._part(microbatch),
                 )
 
 
@@ -335,13 +450,14 @@ def show(
     received: Tensor | None,
     active: Tensor,
     again: Again | None = None,
+    microbatch: int = 0,
 ) -> Signals:
     """Return signals for a defense: copies.
 
     What it does to them changes nothing, and neither base nor version tells who has tampered.
     """
     before = None if received is None else received.clone()
-    return Signals(stage, direction, step, sent.clone(), before, active, again)
+    return Signals(stage, direction, step, sent.clone(), before, active, again, microbatch)
 
 
 def check(defense: Defense[Any], signals: Signals) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,21 +21,21 @@ class Pass:
     """What one pass gave.
 
     Attributes:
-        loss: mean over the tokens of the ranks that count.
+        loss: mean over the tokens of the ranks that count; None if it is in another process.
         excluded: how many ranks were left out of the weight gradients.
         again: what becomes of it; None: it counts, and the weight gradients are there.
     """
 
-    loss: Tensor
+    loss: Tensor | None
     excluded: int
     again: Recovery | None
 
 
-def run(stages: Sequence[Stage], one: Callable[[], Pass]) -> tuple[Pass, Recovery]:
+def run(stages: Mapping[int, Stage], one: Callable[[], Pass]) -> tuple[Pass, Recovery]:
     """Do the passes of a step, until one counts or the step is given up.
 
     Args:
-        stages: all of them; those that a pass leaves out are bypassed while it runs.
+        stages: by their index; those that a pass leaves out are bypassed while it runs.
         one: does a pass.
 
     Returns:
@@ -57,7 +57,7 @@ def run(stages: Sequence[Stage], one: Callable[[], Pass]) -> tuple[Pass, Recover
 
 
 @contextmanager
-def bypassing(stages: Sequence[Stage], indices: Collection[int]) -> Iterator[None]:
+def bypassing(stages: Mapping[int, Stage], indices: Collection[int]) -> Iterator[None]:
     """Leave the layers of some stages out within the `with` block."""
     try:
         for index in indices:

@@ -21,6 +21,7 @@ from sentinel_bench.errors import ConfigError
 from sentinel_bench.ledger import Ledger, Ruling
 from sentinel_bench.pipeline.copies import bytes_of_copies
 from sentinel_bench.pipeline.cost import STEPS, Meter, clock
+from sentinel_bench.pipeline.deferred import DeferredInspector
 from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
 from sentinel_bench.pipeline.inspect import (
     Inspector,
@@ -32,12 +33,18 @@ from sentinel_bench.pipeline.inspect import (
     start,
     state_bytes,
 )
-from sentinel_bench.pipeline.tamper import History, OnAct, Tamperer, watch
+from sentinel_bench.pipeline.minutes import Minutes
+from sentinel_bench.pipeline.tamper import Harm, History, OnAct, Tamperer, watch
+from sentinel_bench.pipeline.team import Team
 from sentinel_bench.pipeline.train import StepResult, Trainer
 from sentinel_bench.threat import place
 
 Ending = Literal["complete", "exhausted"]
 Tick = Callable[[], None]
+
+
+INSPECTORS: dict[str, type[Inspector]] = {"cpu": Inspector, "cuda": DeferredInspector}
+"""Which side of a boundary is faster on a device; both come to the same verdicts."""
 
 
 class Session:
@@ -47,17 +54,27 @@ class Session:
         scenario: what the cells share.
         cells: all that may be run; their defenses and attackers watch the warm-up.
         tokens: the corpus.
+        team: the processes that run it together; None: this one alone.
     """
 
-    def __init__(self, scenario: Scenario, cells: Sequence[Cell], tokens: Tokens) -> None:
+    def __init__(
+        self, scenario: Scenario, cells: Sequence[Cell], tokens: Tokens, team: Team | None = None
+    ) -> None:
         grid = scenario.grid
         self.scenario = scenario
-        self._trainer = Trainer(scenario, Batches.of(tokens, scenario), tokens.vocab_size)
+        batches = Batches.of(tokens, scenario)
+        self._trainer = Trainer(scenario, batches, tokens.vocab_size, team)
+        self._team = self._trainer.team
         self._setup = Setup(
-            grid.stages, grid.replicas, self._trainer.signal_shape, scenario.device, _seed(scenario)
+            grid.stages,
+            grid.replicas,
+            self._trainer.signal_shape,
+            scenario.device,
+            _seed(scenario),
+            scenario.train.microbatches,
         )
         self._defenses: dict[str, Defense[Any]] = {}
-        self._history = History()
+        self._history = History(scenario.train.microbatches)
         for cell in cells:
             key = cell.resolved_defense.label()
             if key not in self._defenses:
@@ -100,32 +117,42 @@ class Session:
         policy = registry.defenses.params(cell.resolved_defense)  # not what the plugin holds
         assert isinstance(policy, ResponseParams)
         ledger = Ledger(policy, grid.stages, grid.replicas)
-        inspector = Inspector(defense, ledger, log, trace)
+        attackers = place(self.scenario, cell.attack)
+        looks = not type(defense).passive or defense.needs_updates
+        minutes = Minutes(log, self._team, silent=not (attackers or looks))
+        inspect = INSPECTORS[self.scenario.device]
+        inspector = inspect(defense, ledger, minutes, train.microbatches, trace)
         tamperer = Tamperer(
-            place(self.scenario, cell.attack),
+            attackers,
             self._history,
             cell.scenario.device,
             ledger.banned,
-            _first_acts(log),
+            _first_acts(minutes),
+            self.scenario.faults.deadline,
         )
-        exchange = LiveExchange(tamperer, inspector)
+        exchange = LiveExchange(tamperer, inspector, self.scenario.faults)
         triggers = tamperer.triggers(self._trainer.vocabulary)
         before = [self._trainer.success(*trigger) for trigger in triggers]
         self._trainer.connect(exchange)
         self._aggregate(cell.aggregator)
         for row in self._rows:
             log.append("step", **row)
+        before_run = dict(self._team.traffic)
         ending: Ending = "complete"
         for step in range(train.warmup_steps, train.steps):
             started = clock()
             exchange.step = step
             result, tally = self._trainer.step(step), inspector.tally
+            minutes.begin_part()
             self._trainer.inject()
             for drifted, distance in self._trainer.resync(step):
-                log.append("resync", step=step, stage=drifted, distance=distance)
-            inspector.end_step(step)
+                minutes.append("resync", step=step, stage=drifted, distance=distance)
+            bans = inspector.end_step(step)
             exchange.end_step()
-            log.append("step", **_step_row(step, result, tally, clock() - started))
+            waited = exchange.transport.take()
+            tally, waited = minutes.close_step(bans, tally, waited, ledger)
+            seconds = clock() - started + waited
+            log.append("step", **_step_row(step, result, tally, seconds, waited))
             tick()
             empty = _exhausted(ledger)
             if empty is not None:
@@ -133,7 +160,10 @@ class Session:
                 ending = "exhausted"
                 break
         self._trainer.connect(None)
-        for (worker_stage, replica), harm in tamperer.harms().items():
+        traffic = self._traffic(before_run, step + 1 - train.warmup_steps)
+        if traffic:
+            log.append("traffic", sent=traffic)
+        for (worker_stage, replica), harm in self._harms(tamperer).items():
             if harm.signals:
                 log.append(
                     "tamper",
@@ -148,30 +178,56 @@ class Session:
         log.append("eval", step=step, loss=loss, tokens=tokens)
         return ending
 
+    def _traffic(self, before: dict[str, int], steps: int) -> dict[str, int]:
+        """Return the bytes per step that all processes have sent, by kind; none if one is alone."""
+        sent = {kind: total - before[kind] for kind, total in self._team.traffic.items()}
+        everybody = self._team.share(sent)
+        return {kind: round(sum(one[kind] for one in everybody) / steps) for kind in sent}
+
+    def _harms(self, tamperer: Tamperer) -> dict[tuple[int, int], Harm]:
+        """Return what each attacker has done, wherever it is."""
+        found: dict[tuple[int, int], Harm] = {}
+        for told in self._team.share(tamperer.harms()):
+            found |= {worker: harm for worker, harm in told.items() if harm.signals}
+        return dict(sorted(found.items()))
+
     def state_bytes(self, cell: Cell) -> int:
-        """Return the memory that the cell's defense keeps, measured at the end of the warm-up."""
+        """Return the memory that the cell's defense keeps, measured at the end of the warm-up.
+
+        The same over several processes: what a defense makes for the whole grid when it starts is
+        in each of them, and counts once.
+        """
         defense = self._defenses[cell.resolved_defense.label()]
         copies = 0 if redundancy(defense) is None else bytes_of_copies(self._trainer.model)
-        return state_bytes(defense) + copies
+        told = [int(size) for size in self._pipeline(state_bytes(defense))]
+        if len(told) > 1:
+            copies -= (len(told) - 1) * state_bytes(self._start(cell.resolved_defense))
+        return sum(told) + copies
 
-    def cost(self, cell: Cell) -> dict[str, int]:
+    def _pipeline(self, what: Any) -> list[Any]:
+        """Return what the processes of the first replica group say."""
+        told = self._team.share(what)
+        return told[: len(told) // self._team.column[1]]
+
+    def cost(self, cell: Cell, tick: Tick = lambda: None) -> dict[str, int]:
         """Return what the cell's defense and aggregator cost a step (see `pipeline.cost`).
 
         Counted once for all cells that have them, from the end of the warm-up on. What is trained
-        meanwhile is nobody's run.
+        meanwhile is nobody's run. `tick` is called after each step.
         """
         key = f"{cell.resolved_defense.label()} + {cell.aggregator.label()}"
         if key not in self._costs:
-            self._costs[key] = self._counted(cell)
+            self._costs[key] = self._counted(cell, tick)
         return self._costs[key]
 
-    def _counted(self, cell: Cell) -> dict[str, int]:
+    def _counted(self, cell: Cell, tick: Tick) -> dict[str, int]:
         train, plain = self.scenario.train, self._plain()
         steps = range(train.warmup_steps, min(train.steps, train.warmup_steps + STEPS))
         meter = Meter(self._trainer.bytes_of_stages)
+        whole = sum(self._team.share(plain))
         exchange = self._restored(cell)
         if exchange.idle and not exchange.weighs:
-            return {"flops": 0, "step_flops": plain, "bytes": 0, "steps": 1}
+            return {"flops": 0, "step_flops": whole, "bytes": 0, "steps": 1}
         for step in steps:
             exchange.step = step
             with meter:
@@ -180,16 +236,22 @@ class Session:
                 self._trainer.resync(step)
                 exchange.inspector.end_step(step)
             exchange.end_step()
+            tick()
         self._trainer.connect(None)
+        extra = round(meter.flops / len(steps)) - plain
+        told = self._pipeline((extra, meter.bytes))  # each replica group does it all
         return {
-            "flops": max(0, round(meter.flops / len(steps)) - plain),  # a skipped step has fewer
-            "step_flops": plain,
-            "bytes": round(meter.bytes / len(steps)),
+            "flops": max(0, sum(extra for extra, _ in told)),  # a skipped step has fewer
+            "step_flops": whole,
+            "bytes": round(sum(size for _, size in told) / len(steps)),
             "steps": len(steps),
         }
 
     def _plain(self) -> int:
-        """Return the operations of a step without any defense; all steps have the same number."""
+        """Return the operations of a step without any defense; all steps have the same number.
+
+        Those that are done in this process.
+        """
         if self._plain_flops is None:
             assert self._snapshot is not None
             self._trainer.restore(self._snapshot)
@@ -208,7 +270,8 @@ class Session:
         ledger = _Lenient(ResponseParams(), grid.stages, grid.replicas)
         nobody = Tamperer((), History(), self.scenario.device, ledger.banned)
         watching = fork(self._defenses[cell.resolved_defense.label()])
-        exchange = LiveExchange(nobody, Inspector(watching, ledger, _Nowhere()))
+        kind, parts = INSPECTORS[self.scenario.device], self.scenario.train.microbatches
+        exchange = LiveExchange(nobody, kind(watching, ledger, _Nowhere(), parts))
         self._trainer.connect(exchange)
         self._aggregate(cell.aggregator)
         return exchange
@@ -234,6 +297,8 @@ def _seed(scenario: Scenario) -> int:
 
 class _Lenient(Ledger):
     """Holds nothing against anybody."""
+
+    lenient = True
 
     def judge(
         self, stage: int, flagged: Sequence[bool], severe: Sequence[bool], tested: Sequence[bool]
@@ -275,7 +340,9 @@ def _first_acts(log: Log) -> OnAct:
     return on_act
 
 
-def _step_row(step: int, result: StepResult, tally: Tally, seconds: float) -> dict[str, Any]:
+def _step_row(
+    step: int, result: StepResult, tally: Tally, seconds: float, waited: float = 0.0
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "step": step,
         "loss": result.loss,
@@ -288,6 +355,8 @@ def _step_row(step: int, result: StepResult, tally: Tally, seconds: float) -> di
     }
     if result.skipped:
         row["skipped"] = True
+    if waited:
+        row["waited"] = waited
     return row
 
 

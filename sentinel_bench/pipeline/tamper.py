@@ -5,12 +5,13 @@ Holds the ground truth; nothing of it is passed on to a defense.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, overload
+from typing import Any, Literal, Protocol, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -23,8 +24,11 @@ from sentinel_bench.api import (
     Direction,
     Judgement,
     Knowledge,
+    Late,
+    Message,
     Place,
     Private,
+    Silence,
     UpdateContext,
     Verdict,
 )
@@ -32,7 +36,10 @@ from sentinel_bench.config import Verifiers
 from sentinel_bench.errors import KnowledgeError, PluginError
 from sentinel_bench.threat import Attacker
 
-Key = tuple[int, Direction, int]
+Past = Direction | Literal["received"]
+"""Which signals of a worker: those that it sends in a direction, or gradients that it receives."""
+Key = tuple[int, Past, int]
+"""Stage, kind and replica of a worker's signals."""
 Look = Callable[[Tensor], Verdict | None]
 """Returns what the running defense would say of signals `[replicas, batch, tokens, hidden]`."""
 OnAct = Callable[[int, int, int, Place], None]
@@ -44,21 +51,31 @@ class Sent:
     """What the replicas of one stage sent.
 
     Attributes:
-        x: `[replicas, batch, tokens, hidden]`; zeros where a message could not be read.
-        tampered: `[replicas]`, differs from the honest signal.
-        readable: `[replicas]`, has the right shape, dtype and device.
+        x: `[replicas, batch, tokens, hidden]`; zeros where a message could not be read or did not
+            come.
+        tampered: `[replicas]`, differs from the honest signal, or comes later.
+        readable: `[replicas]`, there, and of the right shape, dtype and device.
+        missing: `[replicas]`, did not come, or not by the deadline; empty: all did.
+        late: `[replicas]`, seconds that it comes later than an honest one; empty: none does.
     """
 
     x: Tensor
     tampered: list[bool]
     readable: list[bool]
+    missing: list[bool] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
 
 
 class History:
-    """The honest signals of the workers that will need them, oldest first."""
+    """The honest signals of the workers that will need them, oldest first.
 
-    def __init__(self) -> None:
-        self._past: dict[Key, deque[Tensor]] = {}
+    Args:
+        microbatches: of a step; each has a past of its own.
+    """
+
+    def __init__(self, microbatches: int = 1) -> None:
+        self._past: dict[tuple[Key, int], deque[Tensor]] = {}
+        self._microbatches = microbatches
 
     @property
     def empty(self) -> bool:
@@ -66,25 +83,25 @@ class History:
         return not self._past
 
     def watch(self, key: Key, depth: int) -> None:
-        """Keep the last `depth` signals of a worker in a direction."""
-        if depth > 0:
-            old = self._past.get(key)
-            depth = max(depth, (old.maxlen or 0) if old is not None else 0)
-            self._past[key] = deque(old or (), maxlen=depth)
+        """Keep the last `depth` signals of a worker."""
+        for microbatch in range(self._microbatches if depth > 0 else 0):
+            old = self._past.get((key, microbatch))
+            longest = max(depth, (old.maxlen or 0) if old is not None else 0)
+            self._past[key, microbatch] = deque(old or (), maxlen=longest)
 
-    def record(self, stage: int, direction: Direction, x: Tensor) -> None:
+    def record(self, stage: int, kind: Past, x: Tensor, microbatch: int = 0) -> None:
         """Append this step's honest signals `[replicas, batch, tokens, hidden]` of a stage."""
-        for (s, d, replica), past in self._past.items():
-            if (s, d) == (stage, direction):
+        for ((s, k, replica), m), past in self._past.items():
+            if (s, k, m) == (stage, kind, microbatch):
                 past.append(x[replica].detach().clone())
 
-    def get(self, key: Key) -> Sequence[Tensor]:
+    def get(self, key: Key, microbatch: int = 0) -> Sequence[Tensor]:
         """Return the past signals of a worker, oldest first, as copies."""
-        return _Copies([*self._past.get(key, ())])
+        return _Copies([*self._past.get((key, microbatch), ())])
 
     def fork(self, attacks: Sequence[tuple[Attacker, Attack[Any]]]) -> History:
         """Return an independent history with the past that these attacks need, and no more."""
-        copy = History()
+        copy = History(self._microbatches)
         watch(attacks, copy)
         for key, past in copy._past.items():
             past.extend(self._past.get(key, ()))
@@ -152,10 +169,21 @@ class _Villain:
         self.attacker = attacker
         self.attack: Attack[Any] = registry.attacks.create(attacker.attack)
         self.knowledge = needs(self.attack)
-        self.generator = torch.Generator(device).manual_seed(attacker.seed)
         self.directions = directions(attacker.mode)
+        self._generators = [
+            torch.Generator(device).manual_seed(_seed_of(attacker.seed, n))
+            for n in range(max(1, len(self.directions)))
+        ]
         self.harm = Harm()
         self._drawn: tuple[tuple[int, int], bool] = ((-1, 0), True)
+
+    def generator(self, where: Place) -> torch.Generator:
+        """Return the random numbers for a place, which do not depend on what it does elsewhere.
+
+        A schedule may interleave the two directions as it likes.
+        """
+        second = len(self.directions) == 2 and where == self.directions[1]
+        return self._generators[second]
 
     def awake(self, context: AttackContext) -> bool:
         """Tell whether it acts in this pass: drawn once a pass, for both directions."""
@@ -174,14 +202,30 @@ class _Villain:
         Raises:
             PluginError: it raised, changed its input, or returned something else than a tensor.
         """
+        made = self.send(method, given, context)
+        if made is None or isinstance(made, Tensor):
+            return made
+        hint = ": set threat.poison_self to false" if method == "gradient" else ""
+        raise PluginError(
+            f"{self._where(context)} returned {type(made).__name__}, no tensor, where nothing is "
+            f"sent that could be missing or late{hint}",
+            party="attack",
+        )
+
+    def send(self, method: str, given: Tensor, context: AttackContext) -> Message | None:
+        """Return what is sent for the signal `given`, None if that is honest and in time.
+
+        What is honest but late is `given` itself.
+
+        Raises:
+            PluginError: as `act` does, but `Silence` and `Late` are allowed.
+        """
         if not self.awake(context):
             return None
-        a = self.attacker
         # A copy: whatever the attack does to it, the pipeline's own tensor stays as it is.
         honest = given.clone()
         version = honest._version
-        place = f"step {context.step}, stage {a.stage}, replica {a.replica}"
-        where = f"attack {a.attack.name} ({place})"
+        where = self._where(context)
         try:
             sent = getattr(self.attack, method)(honest, context)
         except PluginError:
@@ -192,13 +236,25 @@ class _Villain:
             ) from error
         if honest._version != version:
             raise PluginError(f"{where} changed the tensor it was given", party="attack")
+        if isinstance(sent, Silence):
+            return sent
+        sent, seconds = (sent.signal, sent.seconds) if isinstance(sent, Late) else (sent, 0.0)
         if not isinstance(sent, Tensor):
             raise PluginError(f"{where} returned {type(sent).__name__}, no tensor", party="attack")
-        if _readable(sent, given) and torch.equal(sent, given):
-            return None
-        return sent.detach()
+        if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
+            raise PluginError(f"{where} is late by {seconds!r}: no seconds", party="attack")
+        same = _readable(sent, given) and torch.equal(sent, given)
+        sent = given if same else sent.detach()
+        if seconds:
+            return Late(sent, float(seconds))
+        return None if same else sent
 
-    def did(self, sent: Tensor, honest: Tensor) -> None:
+    def _where(self, context: AttackContext) -> str:
+        a = self.attacker
+        place = f"step {context.step}, stage {a.stage}, replica {a.replica}"
+        return f"attack {a.attack.name} ({place})"
+
+    def did(self, sent: Tensor | Silence, honest: Tensor) -> None:
         """Count a corrupted signal."""
         self.harm.signals += 1
         self.harm.size += size_of(sent, honest)
@@ -220,6 +276,7 @@ class Tamperer:
         device: where the signals live.
         banned: tells whether a worker (stage, replica) is banned: it then sends nothing any more.
         on_act: is told of every corrupted signal.
+        deadline: seconds after which a late message is as good as none.
     """
 
     def __init__(
@@ -229,7 +286,9 @@ class Tamperer:
         device: str,
         banned: Callable[[int, int], bool],
         on_act: OnAct = lambda *_: None,
+        deadline: float | None = None,
     ) -> None:
+        self._deadline = math.inf if deadline is None else deadline
         self._villains = [_Villain(a, device) for a in attackers]
         self._history = history.fork([(v.attacker, v.attack) for v in self._villains])
         self._device = device
@@ -241,8 +300,20 @@ class Tamperer:
             self._malicious.setdefault(a.stage, []).append(a.replica)
         self.seen = {place for v in self._villains for place in _seen_by(v)}
         """What stages send in which directions that attackers change, or receive."""
+        self.receives = {(v.attacker.stage, d) for v in self._villains for d in v.directions}
+        """Stages whose attackers receive something in a direction in which they act."""
+        self.poisoned = {
+            v.attacker.stage
+            for v in self._villains
+            if v.attacker.poison_self and "gradient" in v.directions
+        }
+        """Stages with attackers that corrupt what they receive."""
+        self.faulty = any(
+            plugin.fault for a in attackers for plugin in registry.attacks.nested(a.attack)
+        )
+        """True if a message may not come, or come late."""
         self._plan: dict[str, Any] = {}
-        self._poisoned: set[tuple[int, int, int]] = set()
+        self._poisoned: set[tuple[int, int, int, int]] = set()
         self._attempt = 0
         self.update_stages = sorted(
             {v.attacker.stage for v in self._villains if v.overrides("update")}
@@ -289,6 +360,7 @@ class Tamperer:
         x: Tensor,
         received: Tensor | None,
         look: Look = lambda _: None,
+        microbatch: int = 0,
     ) -> Sent:
         """Return what the replicas of `stage` send for the honest signals `x`.
 
@@ -297,36 +369,41 @@ class Tamperer:
             x: `[replicas, batch, tokens, hidden]`.
             received: what they received in this direction, same shape, or None.
             look: asks the running defense.
+            microbatch: which part of the step's batch these are.
 
         Raises:
             PluginError: an attack raised, changed its input, or returned something else than a
                 tensor.
         """
-        replicas = len(x)
-        tampered, readable = [False] * replicas, [True] * replicas
+        n = len(x)
+        tampered, readable, missing, late = [False] * n, [True] * n, [False] * n, [0.0] * n
         out = x
         for villain in self._at(stage, step):
             replica = villain.attacker.replica
             if direction not in villain.directions:
                 continue
             if villain.attacker.poison_self and direction == "gradient" and received is not None:
-                tampered[replica] = (step, stage, replica) in self._poisoned
+                tampered[replica] = (step, stage, replica, microbatch) in self._poisoned
                 continue
-            context = self._context(villain, direction, step, x, received, look, out)
-            sent = villain.act(direction, x[replica], context)
-            if sent is None:
+            honest = x[replica]
+            context = self._context(villain, direction, step, x, received, look, out, microbatch)
+            message = villain.send(direction, honest, context)
+            if message is None:
                 continue
-            if out is x:
-                out = x.clone()
             tampered[replica] = True
-            readable[replica] = _readable(sent, x[replica])
-            out[replica] = sent if readable[replica] else 0.0
-            villain.did(sent, x[replica])
-        for replica, has_acted in enumerate(tampered):
-            if has_acted:
-                self._on_act(step, stage, replica, direction)
-        self._history.record(stage, direction, x)
-        return Sent(out, tampered, readable)
+            if isinstance(message, Late):
+                late[replica] = message.seconds
+                message = Silence() if message.seconds > self._deadline else message.signal
+            villain.did(message, honest)
+            missing[replica] = isinstance(message, Silence)
+            readable[replica] = _readable(message, honest)
+            if message is not honest:
+                out = x.clone() if out is x else out
+                out[replica] = message if _readable(message, honest) else 0.0
+        for replica in [r for r, acted in enumerate(tampered) if acted]:
+            self._on_act(step, stage, replica, direction)
+        self._history.record(stage, direction, x, microbatch)
+        return Sent(out, tampered, readable, missing, late)
 
     def answer(
         self,
@@ -376,7 +453,18 @@ class Tamperer:
         liars = self._liars(holder, step)
         return _answers(liars, malicious, sent, of, by, honest)
 
-    def poison(self, stage: int, step: int, arrived: Tensor, excluded: Sequence[bool]) -> Tensor:
+    def hear(self, stage: int, x: Tensor, microbatch: int) -> None:
+        """Take in the gradients that `stage` receives: some have them as a past."""
+        self._history.record(stage, "received", x, microbatch)
+
+    def poison(
+        self,
+        stage: int,
+        step: int,
+        arrived: Tensor,
+        excluded: Sequence[bool],
+        microbatch: int = 0,
+    ) -> Tensor:
         """Return the gradients that `stage` lets into its own backward pass.
 
         Those `arrived` `[replicas, batch, tokens, hidden]`, corrupted by attackers with
@@ -388,7 +476,9 @@ class Tamperer:
             acts = a.poison_self and "gradient" in villain.directions
             if not acts or excluded[a.replica]:
                 continue
-            context = self._context(villain, "gradient", step, arrived, None, lambda _: None, out)
+            context = self._context(
+                villain, "gradient", step, arrived, None, lambda _: None, out, microbatch
+            )
             sent = villain.act("gradient", arrived[a.replica], context)
             if sent is None:
                 continue
@@ -401,7 +491,7 @@ class Tamperer:
             if out is arrived:
                 out = arrived.clone()
             out[a.replica] = sent
-            self._poisoned.add((step, stage, a.replica))
+            self._poisoned.add((step, stage, a.replica, microbatch))
             villain.did(sent, arrived[a.replica])
         return out
 
@@ -431,7 +521,7 @@ class Tamperer:
                 direction="update",
                 received=None,
                 history=(),
-                generator=villain.generator,
+                generator=villain.generator("update"),
                 age=step - a.start,
                 attempt=self._attempt,
                 name=a.attack.name,
@@ -487,7 +577,7 @@ class Tamperer:
                 direction="update",
                 received=None,
                 history=(),
-                generator=villain.generator,
+                generator=villain.generator("update"),
                 age=step - a.start,
                 attempt=self._attempt,
                 name=a.attack.name,
@@ -531,11 +621,12 @@ class Tamperer:
         received: Tensor | None,
         look: Look,
         out: Tensor,
+        microbatch: int = 0,
     ) -> AttackContext:
         a = villain.attacker
         granted: dict[Knowledge, Callable[[], Any]] = {
             Knowledge.COLLUDERS: lambda: self._colluders(
-                a, direction, step, x[self._malicious[a.stage]]
+                a, direction, step, x[self._malicious[a.stage]], microbatch
             ),
             Knowledge.HONEST: lambda: x[self._honest(a.stage, len(x))],
             Knowledge.DETECTOR: lambda: _Oracle(look, out, a.replica),
@@ -546,8 +637,8 @@ class Tamperer:
             replica=a.replica,
             direction=direction,
             received=None if received is None else received[a.replica].clone(),
-            history=self._past(a, direction),
-            generator=villain.generator,
+            history=self._past(a, direction, microbatch),
+            generator=villain.generator(direction),
             age=step - a.start,
             attempt=self._attempt,
             name=a.attack.name,
@@ -572,16 +663,19 @@ class Tamperer:
         }
         return _grant(villain, granted, "update")
 
-    def _past(self, attacker: Attacker, direction: Direction) -> Sequence[Tensor]:
+    def _past(self, attacker: Attacker, direction: Direction, microbatch: int) -> Sequence[Tensor]:
         """Return the past signals of an attacker, without those of this step."""
-        past = self._history.get(_past_of(attacker, direction))
+        past = self._history.get(_past_of(attacker, direction), microbatch)
         return past[:-1] if _poisons(attacker, direction) else past
 
     def _honest(self, stage: int, replicas: int) -> list[int]:
         return [r for r in range(replicas) if r not in self._malicious[stage]]
 
-    def _colluders(self, a: Attacker, where: Place, step: int, signals: Tensor) -> Colluders:
-        seed = zlib.crc32(f"{self._villains[0].attacker.seed} {a.stage} {where} {step}".encode())
+    def _colluders(
+        self, a: Attacker, where: Place, step: int, signals: Tensor, microbatch: int = 0
+    ) -> Colluders:
+        what = f"{self._villains[0].attacker.seed} {a.stage} {where} {step}"
+        seed = zlib.crc32((f"{what} {microbatch}" if microbatch else what).encode())
         return Colluders(
             signals=signals,
             index=self._malicious[a.stage].index(a.replica),
@@ -635,10 +729,15 @@ def _grant(
     }
 
 
-def size_of(sent: Tensor, honest: Tensor) -> float:
+def _seed_of(seed: int, n: int) -> int:
+    """Return the n-th seed that follows from one; the first is that one."""
+    return zlib.crc32(f"{seed} {n}".encode()) if n else seed
+
+
+def size_of(sent: Tensor | Silence, honest: Tensor) -> float:
     """Return how much of what was sent is corruption: |d| / (|d| + |honest|), d = sent - honest.
 
-    0 for an honest signal, 1 for one that is not finite or cannot be read.
+    0 for an honest signal, 1 for one that is missing, not finite or cannot be read.
     """
     if not _readable(sent, honest):
         return 1.0
@@ -663,11 +762,12 @@ def _poisons(attacker: Attacker, direction: Direction) -> bool:
 
 
 def _past_of(attacker: Attacker, direction: Direction) -> Key:
-    """Return whose signals are an attacker's past: its own.
+    """Return which signals are an attacker's past: those that it would have sent.
 
-    Of one that corrupts the gradients that it receives, those of its neighbour downstream.
+    Of one that corrupts the gradients that it receives, these.
     """
-    return attacker.stage + _poisons(attacker, direction), direction, attacker.replica
+    kind: Past = "received" if _poisons(attacker, direction) else direction
+    return attacker.stage, kind, attacker.replica
 
 
 def memory(attack: Attack[Any]) -> int:
@@ -720,9 +820,9 @@ def _form(x: Tensor) -> str:
     return f"{x.dtype} {[*x.shape]}"
 
 
-def _readable(sent: Tensor, like: Tensor) -> bool:
+def _readable(sent: Tensor | Silence, like: Tensor) -> TypeGuard[Tensor]:
     """Tell whether a receiver that expects `like` can read `sent`."""
-    return (sent.shape, sent.dtype, sent.device, sent.layout) == (
+    return isinstance(sent, Tensor) and (sent.shape, sent.dtype, sent.device, sent.layout) == (
         *(like.shape, like.dtype, like.device, like.layout),
     )
 

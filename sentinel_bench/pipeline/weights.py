@@ -31,6 +31,8 @@ class StageWork:
         replicas: how many are stacked.
         autocast: the precision of the forward pass.
         vocabulary: tokens that the model knows.
+        microbatches: in which the batch crossed the boundaries; a signal is of the mean loss of its
+            own microbatch.
     """
 
     stages: Sequence[nn.Module]
@@ -40,6 +42,7 @@ class StageWork:
     replicas: int
     autocast: torch.autocast
     vocabulary: int
+    microbatches: int = 1
     _known: dict[int, Tensor] = field(default_factory=dict)
 
     @property
@@ -82,7 +85,7 @@ class StageWork:
             else:
                 own = rows(self.passed) * self.replicas
                 if received is not None:
-                    own = received[list(of)].flatten(0, 1)
+                    own = received[list(of)].flatten(0, 1) / self.microbatches
                 found = torch.autograd.grad(out, wanted, own / n)
 
         def signals(x: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ class StageWork:
 
         return Redone(
             activation=None if self.passed is None else signals(out),
-            gradient=signals(found[-1] * n) if leaf else None,
+            gradient=signals(found[-1] * (n * self.microbatches)) if leaf else None,
             update=flat(found[: len(found) - len(leaf)]),
         )
 

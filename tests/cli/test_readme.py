@@ -38,7 +38,8 @@ def test_a_command_that_is_shown_is_understood(
         assert len(done.err.splitlines()) == 1
     else:
         assert done.status == 0
-        assert all(line.startswith("note: ") for line in done.err.splitlines())
+        told = done.err.splitlines() if words[0] != "validate" else []  # which shows its progress
+        assert all(line.startswith("note: ") for line in told)
 
 
 def test_the_two_commands_of_readme_use_the_constraints_and_name_what_ci_runs() -> None:

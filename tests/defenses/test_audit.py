@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import math
+from itertools import count
 from typing import Any
 
 import pytest
-from work_again import desk, flagged, rows, started
+from work_again import Desk, desk, flagged, rows, started
 
-from sentinel_bench.api import Defense, Signals
+from sentinel_bench.api import Defense
 
 TINY = (1, 1, 2)
+STEPS = count()
 
 
-def liar_is_found(defense: Defense[Any], signals: Signals, n: int) -> bool:
-    """Check the same signals n times, whatever is found."""
-    return True in [1 in flagged(defense.check(signals)) for _ in range(n)]
+def liar_is_found(defense: Defense[Any], d: Desk, n: int) -> bool:
+    """Check the same signals in n steps, whatever is found."""
+    return True in [1 in flagged(defense.check(d.signals(step=next(STEPS)))) for _ in range(n)]
 
 
 @pytest.mark.parametrize("q, n", [(0.02, 20), (0.02, 100), (0.1, 10)])
 def test_a_liar_is_found_among_n_signals_with_probability_1_minus_1_minus_q_to_the_n(q, n):
     runs, d = 1500, desk(3, [1], shape=TINY)
-    signals = d.signals()
     defense = started(f"audit:q={q},seed=7", 3, TINY)
-    found = sum(liar_is_found(defense, signals, n) for _ in range(runs))
+    found = sum(liar_is_found(defense, d, n) for _ in range(runs))
     expected = 1 - (1 - q) ** n
     assert abs(found / runs - expected) < 4 * math.sqrt(expected * (1 - expected) / runs)
 
 
 def test_only_drawn_signals_are_computed_again_and_nothing_where_nobody_is_drawn():
     d, defense, calls = desk(8), started("audit:q=0.05", 8), 400
-    for _ in range(calls):
-        assert flagged(defense.check(d.signals())) == []
+    for step in range(calls):
+        assert flagged(defense.check(d.signals(step=step))) == []
     assert d.asked == []
     drawn = sum(len(of) for of in d.recomputed)
     assert all(of and of == sorted(set(of)) for of in d.recomputed)
@@ -43,9 +44,9 @@ def test_only_drawn_signals_are_computed_again_and_nothing_where_nobody_is_drawn
 def test_inactive_replicas_are_not_audited_and_change_nothing_for_the_others():
     whole, part = desk(4), desk(4, [1])
     one, other = started("audit:q=0.5", 4), started("audit:q=0.5", 4)
-    for _ in range(50):
-        one.check(whole.signals())
-        assert flagged(other.check(part.signals([True, False, True, True]))) == []
+    for step in range(50):
+        one.check(whole.signals(step=step))
+        assert flagged(other.check(part.signals([True, False, True, True], step=step))) == []
     assert [[r for r in of if r != 1] for of in whole.recomputed if of != [1]] == part.recomputed
 
 
@@ -77,8 +78,8 @@ def test_nobody_can_foresee_who_is_drawn():
 def test_the_seed_decides_who_is_drawn():
     def drawn(text: str) -> list[list[int]]:
         d, defense = desk(8), started(text, 8)
-        for _ in range(20):
-            defense.check(d.signals())
+        for step in range(20):
+            defense.check(d.signals(step=step))
         return d.recomputed
 
     assert drawn("audit:q=0.3,seed=1") == drawn("audit:q=0.3,seed=1")

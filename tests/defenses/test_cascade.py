@@ -222,12 +222,11 @@ def test_who_lies_in_n_steps_is_found_with_probability_1_minus_1_minus_q_to_the_
     what: str, q: float, n: int
 ) -> None:
     runs, s = 1200, scales(3, [1], size=2)
-    updates = s.updates()
     found = 0
     for seed in range(runs):
         defense = registry.defenses.create(Component.parse(what.format(q=q)))
         defense.start(Setup(3, 3, TINY, seed=seed))
-        verdicts = [flagged(defense.check_updates(updates)) for _ in range(n)]
+        verdicts = [flagged(defense.check_updates(s.updates(step=step))) for step in range(n)]
         assert all(v in ([], [1]) for v in verdicts)
         found += [1] in verdicts
     expected = 1 - (1 - q) ** n
@@ -250,8 +249,8 @@ def test_the_seeds_decide_who_is_drawn() -> None:
     def drawn(text: str, seed: int) -> list[int]:
         s, defense = scales(8), started(text, 8, seed)
         done = []
-        for _ in range(60):
-            defense.check_updates(s.updates())
+        for step in range(60):
+            defense.check_updates(s.updates(step=step))
             done.append(len(s.asked("redo")))
         assert 0 < done[-1] < 30
         return done
@@ -500,10 +499,10 @@ def test_a_copy_goes_its_own_way() -> None:
     one.check_updates(scales(4, equal=True).updates(kind="weights"))
     two = copy.deepcopy(one)
     s, t = scales(4), scales(4)
-    for _ in range(10):
-        one.check_updates(s.updates())
-    for _ in range(10):
-        two.check_updates(t.updates())
+    for step in range(10):
+        one.check_updates(s.updates(step=step))
+    for step in range(10):
+        two.check_updates(t.updates(step=step))
     assert s.calls == t.calls
 
 

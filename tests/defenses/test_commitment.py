@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from work_again import Desk, desk, flagged, rows, started
@@ -47,6 +49,8 @@ def test_six_bytes_are_kept_for_each_value_stage_direction_and_replica():
     assert kept("commitment:top=10", 8) == 3 * 2 * 8 * 10 * 6
     small = started("commitment", 4, (1, 1, 3)).state_bytes() - started("audit", 1).state_bytes()
     assert small == 3 * 2 * 4 * 3 * 6  # a signal of three elements
+    five = started("commitment", 4, LARGE, microbatches=5).state_bytes()
+    assert five - started("commitment", 4, LARGE).state_bytes() == 4 * kept("commitment", 4)
 
 
 # --- what an audit finds --------------------------------------------------------------------------
@@ -120,22 +124,22 @@ def test_positions_may_differ_as_far_as_the_overlap_allows():
 
 def test_a_share_q_is_drawn_and_a_liar_is_banned_at_once_when_it_is():
     d, defense = desk(8, [3], shape=LARGE), started("commitment:q=0.1", 8, LARGE)
-    for _ in range(60):
+    for step in range(60):
         before = len(d.recomputed)
-        verdict = defense.check(d.signals())
+        verdict = defense.check(d.signals(step=step))
         caught = [3] if any(3 in of for of in d.recomputed[before:]) else []
         assert flagged(verdict) == rows(verdict.severe) == caught
     assert 25 <= sum(map(len, d.recomputed)) <= 75  # of 480, 48 expected
     assert any(3 in of for of in d.recomputed)
 
 
-def test_the_hashes_of_each_boundary_are_kept_until_its_next_signals():
-    defense = started("commitment:q=1", 4, LARGE)
+def test_the_hashes_of_each_boundary_and_microbatch_are_kept_until_its_next_signals():
+    defense = started("commitment:q=1", 4, LARGE, microbatches=2)
     assert isinstance(defense, Commitment)
     seen = []
-    for stage, direction in ((0, "activation"), (1, "activation"), (1, "gradient")):
+    for stage, direction, m in product((0, 1), ("activation", "gradient"), (0, 1)):
         d = desk(4, [2], seed=len(seen), shape=LARGE)
-        seen.append(d.signals(stage=stage, direction=direction))
+        seen.append(d.signals(stage=stage, direction=direction, microbatch=m))
         assert flagged(defense.check(seen[-1])) == [2]
     for signals in seen:
         for kept, expected in zip(

@@ -21,9 +21,9 @@ from sentinel_bench.errors import ConfigError
 def test_each_active_signal_is_computed_again_once_by_another_active_replica_in_one_batch():
     defense = started("duplicate-work", 6)
     active = [True, False, True, True, True, False]
-    for _ in range(50):
+    for step in range(50):
         d = desk(6)
-        assert flagged(defense.check(d.signals(active))) == []
+        assert flagged(defense.check(d.signals(active, step=step))) == []
         assert d.recomputed == []
         (pairs,) = d.asked
         assert sorted(of for of, _ in pairs) == sorted(by for _, by in pairs) == [0, 2, 3, 4]
@@ -33,9 +33,9 @@ def test_each_active_signal_is_computed_again_once_by_another_active_replica_in_
 def test_duplicates_rotate_and_each_other_replica_comes_up_as_often():
     defense = started("duplicate-work", 4)
     drawn: Counter[int] = Counter()
-    for _ in range(600):
+    for step in range(600):
         d = desk(4)
-        defense.check(d.signals())
+        defense.check(d.signals(step=step))
         drawn[dict(d.asked[0])[0]] += 1
     assert set(drawn) == {1, 2, 3}
     assert all(abs(n - 200) < 4 * (600 / 3 * 2 / 3) ** 0.5 for n in drawn.values())
@@ -44,8 +44,8 @@ def test_duplicates_rotate_and_each_other_replica_comes_up_as_often():
 def test_the_seed_decides_what_is_drawn():
     def draws(text: str) -> list[Any]:
         defense, d = started(text, 8), desk(8)
-        for _ in range(5):
-            defense.check(d.signals())
+        for step in range(5):
+            defense.check(d.signals(step=step))
         return d.asked
 
     assert draws("duplicate-work:seed=1") == draws("duplicate-work:seed=1")
@@ -99,7 +99,7 @@ def test_no_honest_worker_of_eight_is_ever_framed_and_every_liar_is_found_in_tim
             d = desk(8, malicious, verifiers, seed=100 * seed + step)
             d.sent[sorted(found)] = d.honest[sorted(found)]
             d.liars = [r for r in malicious if r not in found]
-            found |= set(flagged(defense.check(d.signals(active))))
+            found |= set(flagged(defense.check(d.signals(active, step=step))))
             assert found <= set(malicious)
         assert found == set(malicious)
 

@@ -70,8 +70,8 @@ def test_the_stage_is_not_computed_again():
 
 def test_only_drawn_signals_are_tested_and_nothing_where_nobody_is_drawn():
     d, defense, calls = inquiry(8), started("freivalds:q=0.05", 8), 400
-    for _ in range(calls):
-        assert flagged(defense.check(d.signals())) == []
+    for step in range(calls):
+        assert flagged(defense.check(d.signals(step=step))) == []
     drawn = sum(len(of) for of, *_ in d.tests)
     assert all(of and of == sorted(set(of)) for of, *_ in d.tests)
     assert abs(drawn - 0.05 * 8 * calls) < 4 * math.sqrt(0.05 * 0.95 * 8 * calls)
@@ -82,10 +82,10 @@ def test_only_drawn_signals_are_tested_and_nothing_where_nobody_is_drawn():
 @pytest.mark.parametrize("q, n", [(0.02, 20), (0.1, 10)])
 def test_a_liar_is_found_among_n_signals_with_probability_1_minus_1_minus_q_to_the_n(q, n):
     runs, d = 1000, inquiry(3, errors=[0.0, 1.0, 0.0])
-    signals = d.signals()
     defense = started(f"freivalds:q={q},seed=7", 3)
     found = sum(
-        True in [1 in flagged(defense.check(signals)) for _ in range(n)] for _ in range(runs)
+        True in [1 in flagged(defense.check(d.signals(step=n * run + i))) for i in range(n)]
+        for run in range(runs)
     )
     expected = 1 - (1 - q) ** n
     assert abs(found / runs - expected) < 4 * math.sqrt(expected * (1 - expected) / runs)
@@ -102,8 +102,8 @@ def test_inactive_replicas_are_not_tested():
 
 def test_every_test_has_k_vectors_of_its_own():
     d, defense = inquiry(2), started("freivalds:q=1,k=3", 2)
-    for _ in range(5):
-        defense.check(d.signals())
+    for step in range(5):
+        defense.check(d.signals(step=step))
     assert {k for _, k, _ in d.tests} == {3}
     assert len({seed for *_, seed in d.tests}) == 5
 
@@ -111,8 +111,8 @@ def test_every_test_has_k_vectors_of_its_own():
 def test_the_seed_decides_who_is_drawn_and_by_which_vectors():
     def drawn(text: str) -> list[Any]:
         d, defense = inquiry(8), started(text, 8)
-        for _ in range(20):
-            defense.check(d.signals())
+        for step in range(20):
+            defense.check(d.signals(step=step))
         return d.tests
 
     assert drawn("freivalds:q=0.3,seed=1") == drawn("freivalds:q=0.3,seed=1")

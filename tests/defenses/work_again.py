@@ -16,10 +16,12 @@ from sentinel_bench.config import Component
 SHAPE = (2, 4, 8)
 
 
-def started(text: str, replicas: int, shape: tuple[int, int, int] = SHAPE) -> Defense[Any]:
+def started(
+    text: str, replicas: int, shape: tuple[int, int, int] = SHAPE, **setup: Any
+) -> Defense[Any]:
     """Return a started defense from `name:key=value`."""
     defense = registry.defenses.create(Component.parse(text))
-    defense.start(Setup(3, replicas, shape))
+    defense.start(Setup(3, replicas, shape, **setup))
     return defense
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 from sentinel_bench.api import (
     Attack,
@@ -26,6 +26,7 @@ from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
 from sentinel_bench.models.build import build_model
 from sentinel_bench.models.presets import layers_per_stage
+from sentinel_bench.pipeline import train as training
 from sentinel_bench.pipeline.session import Session
 from sentinel_bench.pipeline.stages import split
 from sentinel_bench.threat import Attacker, place
@@ -378,8 +379,8 @@ PLUGINS = (Script, Liar, Deaf, Spy, Insider, Forger, Implant)
 class Events:
     """Keeps events in memory."""
 
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
+    def __init__(self, rows: Sequence[dict[str, Any]] = ()) -> None:
+        self.rows = [*rows]
 
     def append(self, kind: str, /, **fields: Any) -> None:
         self.rows.append({"type": kind, **fields})
@@ -458,13 +459,13 @@ Grads = list[Tensor]
 def spy_gradients(monkeypatch: pytest.MonkeyPatch) -> list[Grads]:
     """Return a list to which each step adds its weight gradients, as they reach the optimizer."""
     kept: list[Grads] = []
-    clip = nn.utils.clip_grad_norm_
+    clip = training.clip_gradients
 
-    def spy(parameters: Sequence[Tensor], limit: float) -> Tensor:
+    def spy(parameters: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
         kept.append([p.grad.clone() for p in parameters if p.grad is not None])
-        return clip(parameters, limit)
+        return clip(parameters, *rest)
 
-    monkeypatch.setattr(nn.utils, "clip_grad_norm_", spy)
+    monkeypatch.setattr(training, "clip_gradients", spy)
     return kept
 
 

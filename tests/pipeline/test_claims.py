@@ -422,7 +422,11 @@ FOUND: list[tuple[int, str, float, float, float]] = []
 """stage, direction, size of a lie, error of the claims, difference of what follows from them"""
 KEPT: list[Again] = []
 ALL = {"threat__mode": "both", "threat__honest_first": 1, "threat__honest_last": 0}
-SIGNALS = [n for n in registry.attacks.names() if registry.attacks.get(n).axis == "signals"]
+SIGNALS = [
+    n
+    for n in registry.attacks.names()
+    if registry.attacks.get(n).axis == "signals" and not registry.attacks.get(n).fault
+]
 EARLY = {"delay": "delay:steps=1"}
 """Those that would send nothing wrong in a run of so few steps."""
 

@@ -336,7 +336,7 @@ def products(lab: Lab, **changes: Any) -> tuple[list[int], int]:
         2 * tokens * sum(
             m.weight.numel() for m in stage.modules() if isinstance(m, torch.nn.Linear)
         )
-        for stage in session._trainer._stages
+        for stage in session._trainer._stages.values()
     ]  # fmt: skip
     return stages, tokens
 

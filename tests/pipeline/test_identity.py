@@ -14,6 +14,7 @@ from sentinel_bench.config import Cell, Component, Scenario, build, flatten, mer
 from sentinel_bench.provenance import digest
 
 OTHER: dict[str, Any] = {
+    "train.precision": "bf16",
     "model.preset": "llama-3-0.6b",
     "model.init": "huggingface",
     "data.name": "c4",
@@ -25,6 +26,7 @@ OTHER: dict[str, Any] = {
     "threat.schedule": "single",
     "threat.allow_majority": True,
     "threat.verifiers": "collude",
+    "faults.on_crash": "ban",
     "device": "cuda",
 }
 LEAVES = [key for key in flatten(Scenario().model_dump(mode="json")) if key != "track"]
@@ -80,7 +82,9 @@ def test_attack_defense_parameters_and_data_are_part_of_the_identity() -> None:
     assert key_of(scenario, attack="delay:steps=100") == keys[0]
 
 
-@pytest.mark.parametrize("key", ["threat.fraction", "seeds.threat", "threat.gap"])
+@pytest.mark.parametrize(
+    "key", ["threat.fraction", "seeds.threat", "threat.gap", "faults.deadline"]
+)
 def test_without_an_attack_the_threat_does_not_matter(key: str) -> None:
     one, two = Scenario(), other(Scenario(), key)
     assert key_of(one, attack="none") == key_of(two, attack="none")

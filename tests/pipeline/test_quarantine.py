@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from scripted import Lab, Mark, script
-from torch import Tensor, nn
+from torch import Tensor
 
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.models.build import build_model
+from sentinel_bench.pipeline import train
 
 FIRST = 0
 """There is no warm-up here: the first step starts from the first weights."""
@@ -24,13 +25,13 @@ Grads = list[Tensor]
 def gradients(monkeypatch: pytest.MonkeyPatch) -> list[Grads]:
     """The weight gradients of each step, as they reach the optimizer."""
     kept: list[Grads] = []
-    clip = nn.utils.clip_grad_norm_
+    clip = train.clip_gradients
 
-    def spy(parameters: Sequence[Tensor], limit: float) -> Tensor:
+    def spy(parameters: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
         kept.append([p.grad.clone() for p in parameters if p.grad is not None])
-        return clip(parameters, limit)
+        return clip(parameters, *rest)
 
-    monkeypatch.setattr(nn.utils, "clip_grad_norm_", spy)
+    monkeypatch.setattr(train, "clip_gradients", spy)
     return kept
 
 

@@ -18,6 +18,7 @@ from sentinel_bench.data.tokens import Tokens
 from sentinel_bench.errors import PluginError
 from sentinel_bench.models.build import build_model
 from sentinel_bench.models.presets import layers_per_stage
+from sentinel_bench.pipeline import train
 from sentinel_bench.pipeline.copies import Copies
 from sentinel_bench.pipeline.recovery import MAX_PASSES
 from sentinel_bench.pipeline.session import Session
@@ -70,14 +71,14 @@ def _plugins(plug: Callable[..., None]) -> None:
 def _spy(monkeypatch: pytest.MonkeyPatch) -> None:
     GRADIENTS.clear()
     WEIGHTS.clear()
-    clip = nn.utils.clip_grad_norm_
+    clip = train.clip_gradients
 
-    def spy(parameters: Sequence[Tensor], limit: float) -> Tensor:
+    def spy(parameters: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
         WEIGHTS.append([p.detach().clone() for p in parameters])
         GRADIENTS.append([None if p.grad is None else p.grad.clone() for p in parameters])
-        return clip(parameters, limit)
+        return clip(parameters, *rest)
 
-    monkeypatch.setattr(nn.utils, "clip_grad_norm_", spy)
+    monkeypatch.setattr(train, "clip_gradients", spy)
 
 
 @pytest.fixture

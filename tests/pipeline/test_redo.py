@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from scripted import Lab, Mark, Script, equal, weights
-from torch import Tensor, nn
+from torch import Tensor
 
 from sentinel_bench.api import Again, Signals
 from sentinel_bench.config import Component
-from sentinel_bench.pipeline import exchange
+from sentinel_bench.pipeline import exchange, train
 from sentinel_bench.pipeline.tamper import History, Tamperer
 from sentinel_bench.pipeline.train import Trainer
 from sentinel_bench.threat import Attacker
@@ -213,13 +213,13 @@ def test_weights_gradients_and_random_numbers_are_the_same_with_and_without_to_t
     lab: Lab, monkeypatch: pytest.MonkeyPatch, attack: str
 ) -> None:
     seen: list[list[Tensor]] = []
-    clip = nn.utils.clip_grad_norm_
+    clip = train.clip_gradients
 
-    def spy(parameters: Sequence[Tensor], limit: float) -> Tensor:
+    def spy(parameters: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
         seen[-1] += [p.grad.clone() for p in parameters if p.grad is not None]
-        return clip(parameters, limit)
+        return clip(parameters, *rest)
 
-    monkeypatch.setattr(nn.utils, "clip_grad_norm_", spy)
+    monkeypatch.setattr(train, "clip_gradients", spy)
     marks = [[FIRST, 1, "activation", 1], [FIRST + 1, 2, "gradient", 0]]
     runs = []
     for name in ("script", "redoer"):
