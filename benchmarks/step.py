@@ -16,24 +16,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+from runners import Counter, piped, plain
 
-from sentinel_bench import registry, tracks
-from sentinel_bench.api import Setup
-from sentinel_bench.config import Component, Scenario
+from sentinel_bench import tracks
+from sentinel_bench.config import Component
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import load_tokens
-from sentinel_bench.ledger import Ledger
-from sentinel_bench.models.build import build_model
 from sentinel_bench.pipeline.cost import clock
-from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
-from sentinel_bench.pipeline.inspect import Inspector
-from sentinel_bench.pipeline.tamper import History, Tamperer
-from sentinel_bench.pipeline.train import Trainer, learning_rate, make_optimizer
-from sentinel_bench.threat import Attacker, place
+from sentinel_bench.threat import place
 
 DEFENSES = ("sentinel", "averaging", "cascade")
 ATTACKS = (
@@ -48,76 +41,6 @@ SHAPES = {
         "train": {"batch_size": 1, "seq_len": 128, "warmup_steps": 12},
     },
 }
-
-
-class Counter:
-    """A log that counts: a flagged rank costs more, so flags belong to the measurement."""
-
-    def __init__(self) -> None:
-        self.flags = 0
-
-    def append(self, kind: str, /, **fields: object) -> None:
-        """Count a row."""
-        self.flags += kind == "flag"
-
-
-def plain(scenario: Scenario, batches: Batches, vocabulary: int) -> Callable[[int], None]:
-    """Return a function that trains one step of the whole model, without any pipeline."""
-    model = build_model(scenario, vocabulary)
-    optimizer = make_optimizer(model, scenario.train)
-
-    def step(t: int) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(scenario.train, t)
-        inputs, targets = map(torch.from_numpy, batches.train(t))
-        logits = model(input_ids=inputs).logits
-        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), scenario.train.grad_clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        float(loss.detach())
-
-    return step
-
-
-def piped(
-    scenario: Scenario,
-    batches: Batches,
-    vocabulary: int,
-    name: str,
-    log: Counter,
-    attackers: tuple[Attacker, ...] = (),
-) -> Callable[[int], None]:
-    """Return a function that trains one step of the pipeline, attacked, under a defense."""
-    trainer = Trainer(scenario, batches, vocabulary)
-    given = Component.parse(name)
-    params = tracks.tuned("core", Component(name=given.name)) | given.params
-    defense = registry.defenses.create(Component(name=given.name, params=params))
-    grid = scenario.grid
-    if not defense.passive:
-        defense.start(Setup(grid.stages, grid.replicas, trainer.signal_shape))
-        warm = WarmupExchange([defense], History())
-        trainer.connect(warm)
-        for t in range(scenario.train.warmup_steps):
-            warm.step = t
-            trainer.step(t)
-            trainer.inject()
-            warm.end_step()
-    ledger = Ledger(defense.params, grid.stages, grid.replicas)
-    inspector = Inspector(defense, ledger, log)
-    tamperer = Tamperer(attackers, History(), "cpu", ledger.banned)
-    exchange = LiveExchange(tamperer, inspector)
-    trainer.connect(exchange)
-
-    def step(t: int) -> None:
-        exchange.step = t
-        trainer.step(t)
-        trainer.inject()
-        inspector.end_step(t)
-        exchange.end_step()
-
-    return step
 
 
 def measure(

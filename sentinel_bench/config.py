@@ -83,6 +83,9 @@ class TrainConfig(Frozen):
         1, ge=1, description="parts of a worker's batch that cross the pipeline one after the other"
     )
     seq_len: int = Field(64, ge=1)
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="of the forward pass, by autocast; auto: bf16 on a GPU, else fp32"
+    )
     lr: float = Field(1.5e-3, gt=0)
     lr_warmup_steps: int = Field(20, ge=0)
     lr_decay_ratio: float = Field(0.8, ge=0, le=1, description="last share of steps with decay")

@@ -9,12 +9,14 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
 from sentinel_bench.errors import ConfigError
 
+_PARTS = ("sentinel_bench.attacks", "sentinel_bench.defenses", "sentinel_bench.aggregators")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -67,11 +69,20 @@ def source_digest(paths: Iterable[Path]) -> str:
     Raises:
         ConfigError: a file cannot be read or is not Python.
     """
+    return code_digest({path: _read(path) for path in paths})
+
+
+def code_digest(sources: Mapping[Path, bytes]) -> str:
+    """Return the same for sources that were read before, by the file that they stand in.
+
+    Raises:
+        ConfigError: one is not Python.
+    """
     parts = []
-    for path in paths:
+    for path, source in sources.items():
         try:
-            tree = ast.parse(path.read_bytes())
-        except (OSError, SyntaxError, ValueError) as error:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError) as error:
             raise ConfigError(f"{path}: cannot be read as Python: {error}") from error
         for node in ast.walk(tree):
             if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
@@ -80,30 +91,63 @@ def source_digest(paths: Iterable[Path]) -> str:
     return hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()
 
 
-def module_sources(module: str) -> set[Path]:
-    """Return the source files of a module and of all that it imports from its own package.
+def module_sources(module: str) -> dict[Path, bytes]:
+    """Return the sources of a module and of all that it imports from its own package, by file.
 
-    The package of `a.b.c` is `a`; for ours it is `sentinel_bench.attacks` or `.defenses`, since the
-    rest of ours is in the digest of the engine.
+    The package of `a.b.c` is `a`; for ours it is `sentinel_bench.attacks` and its kin, since the
+    rest of ours is in the digest of the engine. Plugins of others may use parts of these too.
     """
     first = module.partition(".")[0]
-    package = module.rpartition(".")[0] if first == "sentinel_bench" else first
-    found: dict[str, Path] = {}
+    own = module.rpartition(".")[0] if first == "sentinel_bench" else first
+    packages = (own,) if first == "sentinel_bench" else (own, *_PARTS)
+    found: dict[str, tuple[Path, bytes]] = {}
     todo = [module]
     while todo:
         name = todo.pop()
         spec = find_spec(name) if name not in found else None
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
             continue
-        found[name] = Path(spec.origin)
-        for node in ast.walk(ast.parse(found[name].read_bytes())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                relative = "." * node.level + (node.module or "")
-                base = resolve_name(relative, spec.parent)
-                names += [base, *(f"{base}.{a.name}" for a in node.names)]
-            todo += [n for n in names if n.startswith(package + ".") and _is_module(n)]
-    return set(found.values())
+        found[name] = Path(spec.origin), _source(spec)
+        try:
+            names = imported(found[name][1], spec.parent or "")
+        except (SyntaxError, ValueError, ImportError):  # `code_digest` says so, if it matters
+            continue
+        inside = [n for n in names if n.startswith(tuple(f"{p}." for p in packages))]
+        todo += [n for n in inside if _is_module(n)]
+    return dict(found.values())
+
+
+def imported(source: bytes, package: str) -> list[str]:
+    """Return all modules that a source may import, and names in them that may be modules too.
+
+    Args:
+        source: Python.
+        package: of the module, for relative imports.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return found
+
+
+def _source(spec: ModuleSpec) -> bytes:
+    """Return the source of a module, from its loader if that keeps what it ran."""
+    kept: bytes | None = getattr(spec.loader, "source", None)
+    return _read(Path(spec.origin or "")) if kept is None else kept
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read as Python: {error}") from error
 
 
 def _is_module(name: str) -> bool:

@@ -103,7 +103,7 @@ class RunFolder:
         """
         if "type" in fields:
             raise ValueError("'type' is the kind of the event, not a field")
-        rest = memoryview(to_json({"type": kind} | _encode(fields)).encode() + b"\n")
+        rest = memoryview(to_json({"type": kind} | encode(fields)).encode() + b"\n")
         before = os.fstat(self._events.fileno()).st_size
         try:
             while rest:
@@ -135,7 +135,7 @@ def save_result(folder: Path, result: Mapping[str, Any]) -> None:
         RunError: the write failed; an earlier `result.json` stays as it was.
     """
     try:
-        write_atomically(folder / RESULT, to_json(_encode(result), indent=2) + "\n")
+        write_atomically(folder / RESULT, to_json(encode(result), indent=2) + "\n")
     except OSError as error:
         raise RunError(f"{folder}: cannot write {RESULT}: {_explain(error)}") from error
 
@@ -201,7 +201,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     events = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = _decode(_loads(line))
+            row = decode(_loads(line))
             if not (isinstance(row, dict) and isinstance(row.get("type"), str)):
                 raise ValueError("not an object with a 'type'")
         except (ValueError, RecursionError) as error:
@@ -243,23 +243,24 @@ def find_finished(root: Path) -> dict[str, Path]:
     return finished
 
 
-def _encode(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """Make a value fit for JSON: NaN and Inf to words, tuples to lists, scalars to numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
-        return {str(key): _encode(item) for key, item in value.items()}
+        return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_encode(item) for item in value]
-    return _encode(value.item()) if hasattr(value, "item") else value
+        return [encode(item) for item in value]
+    return encode(value.item()) if hasattr(value, "item") else value
 
 
-def _decode(value: Any) -> Any:
+def decode(value: Any) -> Any:
+    """Turn the words that stand for NaN and Inf in an event back into numbers."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value, value)
     if isinstance(value, dict):
-        return {key: _decode(item) for key, item in value.items()}
-    return [_decode(item) for item in value] if isinstance(value, list) else value
+        return {key: decode(item) for key, item in value.items()}
+    return [decode(item) for item in value] if isinstance(value, list) else value
 
 
 def _loads(text: bytes) -> Any:

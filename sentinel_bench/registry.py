@@ -2,16 +2,19 @@
 
 Built-in names are listed in `sentinel_bench.attacks`, `.defenses` and `.aggregators`; other
 packages add theirs through the entry-point groups of the same names, and are then called
-`package/name`.
+`package/name`. Single files are added by `sentinel_bench.plugins`, as `file/name`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from sentinel_bench.aggregators import AGGREGATORS
@@ -27,9 +30,11 @@ from sentinel_bench.attacks import ATTACKS
 from sentinel_bench.config import Component, Frozen, build
 from sentinel_bench.defenses import DEFENSES
 from sentinel_bench.errors import ConfigError, PluginError, nearest
-from sentinel_bench.provenance import module_sources, source_digest
+from sentinel_bench.provenance import code_digest, module_sources
 
 T = TypeVar("T", bound=Plugin[Any])
+Target = str | EntryPoint | type[Any]
+"""What a name stands for: "module:Class", an entry point of a package, or a class."""
 _SHARED = {"builtins", "typing", "sentinel_bench.api"}
 """Modules that are not part of a plugin: their code is in the digest of the engine."""
 
@@ -58,10 +63,11 @@ class Registry(Generic[T]):
         self._settings = settings
         self._builtins = builtins
         self._group = group
+        self._broken: dict[str, str] = {}
 
     @cached_property
-    def _targets(self) -> dict[str, str | EntryPoint]:
-        targets: dict[str, str | EntryPoint] = dict(self._builtins)
+    def _targets(self) -> dict[str, Target]:
+        targets: dict[str, Target] = dict(self._builtins)
         for point in entry_points(group=self._group):
             package = point.dist.name if point.dist else "unknown"
             targets[f"{package}/{point.name}"] = point
@@ -71,22 +77,36 @@ class Registry(Generic[T]):
         """Return all names, built-in ones first, each part in the order of its list."""
         return list(self._targets)
 
+    def builtins(self) -> list[str]:
+        """Return the names of the plugins of this package."""
+        return list(self._builtins)
+
+    def add(self, name: str, plugin: type[T]) -> None:
+        """Make a class known as `name`.
+
+        Raises:
+            ConfigError: the name is taken.
+        """
+        if name in self._targets:
+            origin = _origin(self._targets[name])
+            raise ConfigError(f"{self.kind} {name!r} is there already, from {origin}")
+        self._targets[name] = plugin
+
+    def drop(self, name: str) -> None:
+        """Forget a class that was added."""
+        self._targets.pop(name, None)
+
     def get(self, name: str) -> type[T]:
         """Return the class called `name`.
 
         Raises:
             ConfigError: no such name; the nearest ones are named.
-            PluginError: the plugin cannot be imported, or is not of this kind.
+            PluginError: the plugin cannot be loaded, or is not of this kind.
         """
         target = self._targets.get(name)
         if target is None:
-            raise ConfigError(f"unknown {self.kind} {name!r}{nearest(name, self._targets)}")
-        try:
-            plugin = target.load() if isinstance(target, EntryPoint) else _load(target)
-        except Exception as error:  # a plugin may raise anything while it is imported
-            raise PluginError(
-                f"{self.kind} {name!r} cannot be imported: {type(error).__name__}: {error}"
-            ) from error
+            raise ConfigError(f"unknown {self.kind} {name!r}{self._hint(name)}")
+        plugin = self._loaded(name, target)
         if not (inspect.isclass(plugin) and issubclass(plugin, self._base)):
             raise PluginError(f"{self.kind} {name!r} is not a subclass of {self._base.__name__}")
         missing = [a for a in ("name", "goal", "formula", "source") if not hasattr(plugin, a)]
@@ -94,9 +114,40 @@ class Registry(Generic[T]):
             raise PluginError(
                 f"{self.kind} {name!r} lacks {', '.join(missing)}; see the api module"
             )
-        if not issubclass(plugin.Params, self._settings):
+        if not (inspect.isclass(plugin.Params) and issubclass(plugin.Params, self._settings)):
             raise PluginError(f"{self.kind} {name!r}: Params must extend {self._settings.__name__}")
         return plugin
+
+    def _loaded(self, name: str, target: Target) -> Any:
+        """Return what a name stands for. The first error of a package's plugin is kept.
+
+        Raises:
+            PluginError: it cannot be loaded.
+        """
+        if isinstance(target, type):
+            return target
+        reason = self._broken.get(name)
+        if reason is None:
+            try:
+                with contextlib.redirect_stdout(sys.stderr):  # stdout is for data
+                    return target.load() if isinstance(target, EntryPoint) else _load(target)
+            except (Exception, SystemExit) as error:  # a plugin may raise anything
+                reason = f"{type(error).__name__}: {error}"
+            if isinstance(target, EntryPoint):
+                self._broken[name] = reason
+        raise PluginError(f"{self.kind} {name!r} cannot be loaded: {reason}")
+
+    def _hint(self, name: str) -> str:
+        """Say which names may be meant, and how plugins become known."""
+        alike = [n for n in self._targets if n.rpartition("/")[2] == name]
+        if alike:
+            return f"; did you mean {', '.join(alike)}?"
+        hint = nearest(name, self._targets)
+        package, slash, _ = name.rpartition("/")
+        if slash and not any(n.startswith(f"{package}/") for n in self._targets):
+            hint = hint if "did you mean" in hint else ""
+            hint += f"; nothing is known of {package!r}: install it, or give --plugin {package}.py"
+        return hint
 
     def params(self, component: Component) -> Frozen:
         """Validate the parameters of `component`.
@@ -146,16 +197,26 @@ class Registry(Generic[T]):
         """Return all that makes results of this plugin comparable: settings, version, source."""
         plugin = self.get(component.name)
         modules = {c.__module__ for c in plugin.__mro__} - _SHARED
-        sources = set().union(*(module_sources(m) for m in modules))
+        sources: dict[Path, bytes] = {}
+        for module in modules:
+            sources |= module_sources(module)
         params = self.params(component)
         identity = {
             "name": component.name,
             "params": params.model_dump(mode="json", by_alias=True),
             "version": plugin.version,
-            "source": source_digest(sorted(sources)),
+            "source": code_digest(sources),
         }
         inner = [self.identity(c) for c in self._wrapped(plugin, params)]
         return {**identity, "wraps": inner} if inner else identity
+
+
+def _origin(target: Target) -> str:
+    """Say where a plugin comes from."""
+    if isinstance(target, EntryPoint):
+        return f"the package {target.dist.name}" if target.dist else "a package"
+    module = target.partition(":")[0] if isinstance(target, str) else target.__module__
+    return str(getattr(sys.modules.get(module), "__file__", None) or module)
 
 
 def _load(target: str) -> Any:
@@ -172,3 +233,12 @@ defenses: Registry[Defense[Any]] = Registry(
 aggregators: Registry[Aggregator[Any]] = Registry(
     "aggregator", Aggregator, AggregatorParams, AGGREGATORS, "sentinel_bench.aggregators"
 )
+
+
+def home(plugin: Any) -> Registry[Any] | None:
+    """Return the registry for classes of this kind; None for what is no plugin."""
+    kinds: dict[type[Any], Registry[Any]]
+    kinds = {Attack: attacks, Defense: defenses, Aggregator: aggregators}
+    if not inspect.isclass(plugin):
+        return None
+    return next((reg for base, reg in kinds.items() if issubclass(plugin, base)), None)

@@ -125,13 +125,10 @@ def identity(cell: Cell, data: str) -> dict[str, Any]:
         cell: the cell.
         data: digest of the token ids.
     """
-    scenario = cell.scenario.model_dump(mode="json", exclude={"track"})
-    if cell.attack.name == "none":
-        del scenario["threat"], scenario["faults"], scenario["seeds"]["threat"]
     root = Path(__file__).parent
     engine = [p for name in ENGINE for p in sorted(root.glob(f"{name}.py"))]
     return {
-        "scenario": scenario,
+        "scenario": settings(cell),
         "attack": registry.attacks.identity(cell.attack),
         "defense": registry.defenses.identity(cell.resolved_defense),
         "aggregator": registry.aggregators.identity(cell.aggregator),
@@ -139,6 +136,14 @@ def identity(cell: Cell, data: str) -> dict[str, Any]:
         "engine": source_digest(engine),
         "versions": {n: version(n) for n in ("sentinel-bench", "torch", "transformers", "numpy")},
     }
+
+
+def settings(cell: Cell) -> dict[str, Any]:
+    """Return what the identity of a cell holds of its scenario: all that its numbers depend on."""
+    scenario = cell.scenario.model_dump(mode="json", exclude={"track"})
+    if cell.attack.name == "none":
+        del scenario["threat"], scenario["faults"], scenario["seeds"]["threat"]
+    return scenario
 
 
 def known_cells(out: Path) -> Known:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from sentinel_bench.config import Component, Frozen, Scenario, build, flatten, merge
+from sentinel_bench.config import Component, Frozen, Mode, Scenario, build, flatten, merge
 from sentinel_bench.errors import ConfigError, nearest
 
 DEFAULT = "core"
@@ -27,12 +27,15 @@ class Track(Frozen):
         summary: one line.
         scenario: what differs from the defaults of `Scenario`.
         attacks: the attacks of its board, as `name:key=value`.
+        modes, seeds: the modes and seeds of its board; each seed for model, data and threat alike.
         defenses: name of a defense to its tuned settings.
     """
 
     summary: str
     scenario: dict[str, Any] = {}
     attacks: list[str] = []
+    modes: list[Mode] = Field(["activation"], min_length=1)
+    seeds: list[int] = Field([0, 1, 2], min_length=1)
     defenses: dict[str, dict[str, Any]] = {}
 
 

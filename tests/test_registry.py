@@ -127,11 +127,9 @@ def test_an_import_error_of_a_plugin_is_shown_when_it_is_used_and_hides_nothing_
 ) -> None:
     reg = installed(broken="import nothing_of_this_name\n", ours=good("ours"), empty="")
     assert "broken/double" in reg.names()
-    with pytest.raises(
-        PluginError, match=r"'broken/double' cannot be imported: ModuleNotFoundError"
-    ):
+    with pytest.raises(PluginError, match=r"'broken/double' cannot be loaded: ModuleNotFoundError"):
         reg.get("broken/double")
-    with pytest.raises(PluginError, match=r"'empty/double' cannot be imported: AttributeError"):
+    with pytest.raises(PluginError, match=r"'empty/double' cannot be loaded: AttributeError"):
         reg.get("empty/double")
     assert reg.get("ours/double")
 

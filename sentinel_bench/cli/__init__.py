@@ -11,10 +11,13 @@ from sentinel_bench import __version__
 from sentinel_bench.cli.calibrate import calibrate
 from sentinel_bench.cli.docs import docs
 from sentinel_bench.cli.leaderboard import leaderboard
+from sentinel_bench.cli.new import new
 from sentinel_bench.cli.run import run
 from sentinel_bench.cli.score import score
 from sentinel_bench.cli.show import list_, show
+from sentinel_bench.cli.submit import submit
 from sentinel_bench.cli.sweep import sweep
+from sentinel_bench.cli.validate import validate
 from sentinel_bench.errors import SentinelBenchError
 
 
@@ -27,7 +30,10 @@ def cli() -> None:
     """
 
 
-for command in (run, sweep, list_, show, score, calibrate, leaderboard, docs):
+for command in (
+    *(run, sweep, list_, show, new, validate, score, calibrate),
+    *(leaderboard, submit, docs),
+):
     cli.add_command(command)
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import click
 import yaml
 
-from sentinel_bench import tracks
+from sentinel_bench import plugins, tracks
 from sentinel_bench.config import (
     Component,
     Frozen,
@@ -79,9 +79,27 @@ class RunFile(Frozen):
     scenario: dict[str, Any] = {}
 
 
+def plugin_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--plugin`, which makes the plugins of single files known before any name is looked up.
+
+    Commands need not know of it: what was given is what `plugins.in_use` says.
+    """
+    option: Callable[..., Callable[..., Any]] = click.option(
+        "--plugin",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="FILE.py",
+        is_eager=True,
+        expose_value=False,
+        callback=lambda context, option, files: plugins.use(files),
+        help="file with plugins, then called FILE/NAME; repeatable",
+    )
+    return option(command)
+
+
 def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a scenario to a click command."""
-    options = [
+    options: list[Callable[..., Any]] = [
         click.option("--track", help=f"named scenario to start from  [default: {tracks.DEFAULT}]"),
         click.option(
             "--config",
@@ -98,6 +116,7 @@ def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--set", "settings", multiple=True, metavar="KEY=VALUE", help="any other setting"
         ),
+        plugin_option,
     ]
     for option in reversed(options):
         command = option(command)

@@ -10,8 +10,8 @@ import click
 from rich.table import Table
 
 from sentinel_bench import registry, tracks
-from sentinel_bench.api import Aggregator, Attack
-from sentinel_bench.cli import _output
+from sentinel_bench.api import Aggregator, Attack, Plugin
+from sentinel_bench.cli import _options, _output
 from sentinel_bench.data.corpora import CORPORA
 from sentinel_bench.errors import PluginError, RunError
 from sentinel_bench.models.presets import PRESETS
@@ -34,6 +34,7 @@ _RUN = ("track", "attack", "defense", "seed", "outcome", "f1", "validation_loss"
     "--runs", "folder", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
     help="folder of the run folders, for 'list runs'",
 )  # fmt: skip
+@_options.plugin_option
 def list_(what: str, as_json: bool, folder: Path) -> None:
     """List attacks, defenses, aggregators, models, datasets, runs or tracks."""
     sources: dict[str, Callable[[], Rows]] = {
@@ -64,9 +65,14 @@ def list_(what: str, as_json: bool, folder: Path) -> None:
 @click.argument("kind", type=click.Choice(get_args(Kind)))
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of text")
+@_options.plugin_option
 def show(kind: Kind, name: str, as_json: bool) -> None:
     """Show goal, formula, parameters with defaults, and what else a plugin says of itself."""
-    data = describe(REGISTRIES[kind].get(name))
+    plugin = REGISTRIES[kind].get(name)
+    try:
+        data = {**describe(plugin), "name": name}
+    except Exception as error:  # a plugin may declare anything
+        raise _unfit(kind, name, error) from error
     if as_json:
         _output.print_json(data)
         return
@@ -82,20 +88,27 @@ def _plugins(reg: registry.Registry[Any]) -> Rows:
     rows = []
     for name in reg.names():
         try:
-            plugin = reg.get(name)
-            row = {"name": name, "does": (plugin.__doc__ or "").split("\n")[0]}
-            if issubclass(plugin, Attack):
-                row |= {
-                    "knowledge": knowledge(plugin),
-                    "adaptive": "yes" if plugin.adaptive else "no",
-                }
-            elif issubclass(plugin, Aggregator):
-                row["condition"] = condition(plugin)
+            rows.append(_plugin(name, reg.get(name)))
         except PluginError as error:  # shown here, and again when the name is used
             rows.append({"name": name, "does": str(error)})
-            continue
-        rows.append(row | {"source": plugin.source})
+        except Exception as error:  # a plugin may declare anything
+            rows.append({"name": name, "does": str(_unfit(reg.kind, name, error))})
     return rows
+
+
+def _plugin(name: str, plugin: type[Plugin[Any]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "does": (plugin.__doc__ or "").split("\n")[0]}
+    if issubclass(plugin, Attack):
+        row |= {"knowledge": knowledge(plugin), "adaptive": "yes" if plugin.adaptive else "no"}
+    elif issubclass(plugin, Aggregator):
+        row["condition"] = condition(plugin)
+    return row | {"source": plugin.source}
+
+
+def _unfit(kind: str, name: str, error: Exception) -> PluginError:
+    if isinstance(error, PluginError):
+        return error
+    return PluginError(f"{kind} {name!r} cannot be described: {type(error).__name__}: {error}")
 
 
 def _models() -> Rows:

@@ -73,6 +73,8 @@ def render(name: str, track: Row, problems: Sequence[Row]) -> str:
     numbered = len(track["settings"]) > 1
     columns = _COLUMNS + _BACKDOOR * any(_has(row, "attack_success_rate") for row in rows)
     parts.append(_overview(rows, numbered))
+    if track["entries"]:
+        parts.append(_entries(track["entries"]))
     for defense in dict.fromkeys(row["defense"] for row in rows):
         chosen = [row for row in rows if row["defense"] == defense]
         parts.append(f"## Defense: {escape(defense)}")
@@ -118,6 +120,11 @@ def _overview(rows: Sequence[Row], numbered: bool) -> str:
         table.append([name, _text(", ".join(known)), *map(_brief, found)])
     legend = "† with invalid cells, ‡ fewer seeds than other rows, · not measured"
     return f"{_table(table, left=2)}\n\n{legend}"
+
+
+def _entries(entries: Sequence[Row]) -> str:
+    rows = [["submission", "level"], *([escape(e["subject"]), escape(e["level"])] for e in entries)]
+    return f"## Submissions\n\n{_table(rows, left=2)}"
 
 
 def _line(row: Row) -> tuple[str, str, int]:

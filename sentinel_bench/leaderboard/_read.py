@@ -6,11 +6,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sentinel_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sentinel_bench.submit import Standing
 
 NUMBERS = (
     *("precision", "recall", "f1", "detection_steps_mean", "false_bans", "validation_loss"),
@@ -18,6 +21,7 @@ NUMBERS = (
     *("harm_weighted_recall", "undetected_damage", "attack_success_rate", "attack_success_base"),
     *("extra_flops", "extra_bytes", "state_bytes"),
 )
+_ENTRY, _CELLS = "entry.yaml", "cells"  # of a submission
 _SEEDS = ("model", "data", "threat")
 _TRACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes the name of a folder
 
@@ -26,7 +30,9 @@ _TRACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes the name o
 class Result:
     """One cell's result, checked. `place` is its path below the folder that was searched.
 
-    What an older result does not have yet is empty or None.
+    What an older result does not have yet is empty or None. `entry`, `kind` and `level` are those
+    of the submission that it is part of, empty for the board's own results; what a submission is
+    about bears the name of the entry, so that its rows stand beside others.
     """
 
     place: str
@@ -48,6 +54,9 @@ class Result:
     scores: Mapping[str, float | None]
     versions: tuple[tuple[str, str], ...]
     commands: tuple[str, ...]
+    entry: str = ""
+    kind: str = ""
+    level: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ def read(roots: Iterable[Path]) -> tuple[list[Result], list[Problem]]:
     results: list[Result] = []
     problems: list[Problem] = []
     seen: set[Path] = set()
+    entries: dict[Path, Standing] = {}
     for root in sorted(roots):
         if not root.exists():
             raise ConfigError(f"{root}: no such file or folder to read results from")
@@ -77,7 +87,9 @@ def read(roots: Iterable[Path]) -> tuple[list[Result], list[Problem]]:
             seen.add(path)
             place = f"{base.name}/{path.relative_to(base).as_posix()}"
             try:
-                results.append(_parse(place, json.loads(path.read_bytes(), parse_constant=_refuse)))
+                told = _standing(path, entries)
+                data = json.loads(path.read_bytes(), parse_constant=_refuse)
+                results += _entered(_parse(place, data), told)
             except (OSError, ValueError, RecursionError) as error:
                 text = error.strerror if isinstance(error, OSError) else str(error)
                 problems.append(Problem(place, text or type(error).__name__))
@@ -93,6 +105,36 @@ def _files(root: Path) -> list[Path]:
     return sorted(
         Path(folder, "result.json") for folder, _, names in found if "result.json" in names
     )
+
+
+def _standing(path: Path, entries: dict[Path, Standing]) -> Standing | None:
+    """Return what is known of the entry that a file is part of; None for the board's own results.
+
+    Raises:
+        ValueError: the entry cannot be read, or the file is none of its cells.
+    """
+    folder = next((above for above in path.parents if (above / _ENTRY).is_file()), None)
+    if folder is None:
+        return None
+    if path.parent.parent != folder / _CELLS:
+        raise ValueError("lies in the folder of a submission, and is no cell of it")
+    from sentinel_bench.submit import standing  # pydantic: not at import
+
+    if folder not in entries:
+        entries[folder] = standing(folder)
+    return entries[folder]
+
+
+def _entered(item: Result, told: Standing | None) -> list[Result]:
+    """Return a result as one of its entry, if it has one; what an entry is compared with is not."""
+    if told is None:
+        return [item]
+    label = item.defense if told.kind == "defense" else item.attack
+    if label != told.subject:
+        return []
+    guest = replace(item, entry=told.name, kind=told.kind, level=told.level, commands=())
+    name = f"{label} @ {told.name}"
+    return [replace(guest, defense=name) if told.kind == "defense" else replace(guest, attack=name)]
 
 
 def _refuse(word: str) -> None:

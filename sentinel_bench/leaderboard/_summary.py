@@ -31,7 +31,7 @@ def summarize(results: Sequence[Path], track: str | None = None) -> dict[str, An
     Returns:
         `problems`: files left out, each with `path` and `reason`; `tracks`: for each track
         `settings`, `seeds` (the most that a row has), `rows`, `defenses` (see `_damage.defenses`),
-        `costs` (see `_cost.costs`), `notes`, `versions`, `commands`.
+        `costs` (see `_cost.costs`), `entries` (submissions), `notes`, `versions`, `commands`.
 
     Raises:
         ConfigError: a path does not exist, or there is no usable result (of the track).
@@ -78,6 +78,7 @@ def _track(results: list[Result]) -> dict[str, Any]:
         settings.setdefault(item.scenario, item.setting)
     rows = [_row(groups[key], list(settings)) for key in sorted(groups, key=_order)]
     most = max(row["n"] for row in rows)
+    measured = [item for item in kept if item.kind != "attack"]  # a guest changes no other row
     for row in rows:
         if row["n"] < most:
             row["marks"].append(f"fewer seeds: {row['n']} of {most}")
@@ -88,12 +89,23 @@ def _track(results: list[Result]) -> dict[str, Any]:
         ],
         "seeds": most,
         "rows": rows,
-        "defenses": defenses(kept, list(settings)),
-        "costs": costs(kept, list(settings)),
+        "defenses": defenses(measured, list(settings)),
+        "costs": costs(measured, list(settings)),
+        "entries": _entries(kept),
         "notes": notes,
         "versions": _versions(kept),
         "commands": sorted({command for item in kept for command in item.commands}),
     }
+
+
+def _entries(results: Iterable[Result]) -> list[dict[str, str]]:
+    """Return the submissions among the results: what each is called, and its level."""
+    found = {
+        (item.defense if item.kind == "defense" else item.attack): item.level
+        for item in results
+        if item.entry
+    }
+    return [{"subject": subject, "level": level} for subject, level in sorted(found.items())]
 
 
 def _newest(results: Iterable[Result]) -> tuple[list[Result], list[str]]:
@@ -101,7 +113,7 @@ def _newest(results: Iterable[Result]) -> tuple[list[Result], list[str]]:
     notes = []
     kept = list(results)
     for what, key in (
-        ("one digest", lambda r: (r.digest,)),
+        ("one digest", lambda r: (r.digest, r.entry)),
         ("the same seeds and other versions", _cell),
     ):
         groups: dict[tuple[Any, ...], list[Result]] = defaultdict(list)
@@ -137,6 +149,7 @@ def _row(results: list[Result], scenarios: list[str]) -> dict[str, Any]:
         if item.outcome == "invalid"
     ]
     marks = [f"{len(invalid)} invalid"] if invalid else []
+    marks += sorted({item.level for item in results} - {""})
     if any(item.scores["attackers"] and not item.scores["acted"] for item in valid):
         marks.append("no attacker acted")
     if len({(item.tuned, item.code) for item in valid}) > 1:

@@ -104,8 +104,7 @@ class Boundary(nn.Module):
             if departs in self.sides:
                 sent, taint = exchange.depart(sender, direction, x, taint, microbatch)
             if arrives in self.sides:
-                foreign = departs not in self.sides
-                sent = exchange.arrive(sender, direction, sent, microbatch, foreign)
+                sent = exchange.arrive(sender, direction, sent, microbatch)
             if sent is not x:
                 out = self._together(sent, backward)
         return out, taint

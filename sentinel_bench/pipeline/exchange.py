@@ -108,21 +108,13 @@ class Exchange(Protocol):
             What is passed on, and the taint by now.
         """
 
-    def arrive(
-        self,
-        stage: int,
-        direction: Direction,
-        x: Tensor,
-        microbatch: int = 0,
-        foreign: bool = False,
-    ) -> Tensor:
+    def arrive(self, stage: int, direction: Direction, x: Tensor, microbatch: int = 0) -> Tensor:
         """Let the neighbour of `stage` receive what `stage` has sent; return what it makes of it.
 
         Args:
             stage, direction: the sender.
             x: `[replicas, batch, tokens, hidden]`.
             microbatch: which part of the step's batch.
-            foreign: True if the sender is in another process.
         """
 
     def hear(self, taint: Tensor, microbatch: int) -> None:
@@ -195,18 +187,12 @@ class WarmupExchange:
                 learn(defense, signals, all_of_them)
         return x, taint
 
-    def arrive(
-        self,
-        stage: int,
-        direction: Direction,
-        x: Tensor,
-        microbatch: int = 0,
-        foreign: bool = False,
-    ) -> Tensor:
+    def arrive(self, stage: int, direction: Direction, x: Tensor, microbatch: int = 0) -> Tensor:
         """Remember what arrives until the end of the step."""
-        if foreign:
-            self._history.record(stage, direction, x, microbatch)
-        self._received[_next_stage(stage, direction), direction, microbatch] = x
+        receiver = _next_stage(stage, direction)
+        if direction == "gradient":
+            self._history.record(receiver, "received", x, microbatch)
+        self._received[receiver, direction, microbatch] = x
         return x
 
     def hear(self, taint: Tensor, microbatch: int) -> None:
@@ -301,20 +287,13 @@ class LiveExchange:
         out, now = self._inspected(stage, direction, x, tainted, microbatch)
         return out, taint if now == tainted else taint.new_tensor(now)
 
-    def arrive(
-        self,
-        stage: int,
-        direction: Direction,
-        x: Tensor,
-        microbatch: int = 0,
-        foreign: bool = False,
-    ) -> Tensor:
+    def arrive(self, stage: int, direction: Direction, x: Tensor, microbatch: int = 0) -> Tensor:
         """Let the next stage receive; of gradients, return what it lets into its backward pass."""
         if stage in self.recovery.bypass and stage != self._source(direction):
             return x
-        if foreign:
-            self.tamperer.hear(stage, direction, x, microbatch)
         receiver = self._receiver(stage, direction)
+        if direction == "gradient":
+            self.tamperer.hear(receiver, x, microbatch)
         # what arrives, not what an attacker makes of it
         self._received[receiver, direction, microbatch] = x
         if direction == "gradient" and receiver in self.tamperer.poisoned:

@@ -125,14 +125,21 @@ class Mesh:
         parts = _unflatten_dense_tensors(flat, gradients)  # type: ignore[no-untyped-call]
         torch._foreach_copy_(list(gradients), list(parts))
 
-    def norm(self, norm: Tensor) -> Tensor:
-        """Return the norm over the whole pipeline, of that over the stages that are here."""
+    def norm_and_loss(self, norm: Tensor, loss: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return norm and loss of the whole pipeline, in one message.
+
+        Args:
+            norm: over the stages that are here.
+            loss: None where the last stage is not.
+        """
         if self.placement.length == 1:
-            return norm
-        square = norm.detach().square()
-        self.traffic["control"] += square.nbytes
-        dist.all_reduce(square, group=self.pipe)
-        return square.sqrt()
+            assert loss is not None
+            return norm, loss
+        norm = norm.detach().to(self.device)
+        parts = torch.stack([norm.square(), torch.zeros_like(norm) if loss is None else loss])
+        self.traffic["control"] += parts.nbytes
+        dist.all_reduce(parts, group=self.pipe)
+        return parts[0].sqrt(), parts[1]
 
     def share(self, what: Any) -> list[Any]:
         """Return what every process has given, in the order of the ranks."""

@@ -23,57 +23,63 @@ class Minutes:
     Args:
         log: of the record; only that of rank 0 is written to.
         team: the processes.
+        silent: True if nobody attacks and nobody looks: there is nothing to tell.
     """
 
-    def __init__(self, log: Log, team: Team) -> None:
+    def __init__(self, log: Log, team: Team, *, silent: bool = False) -> None:
         self._log = log
         self._team = team
-        self._rows: list[Row] = []
+        self._silent = silent
+        self._rows: list[tuple[int, Row]] = []
+        self._part = 0
 
     def append(self, kind: str, /, **fields: Any) -> None:
         """Add one row."""
         if self._team.several:
-            self._rows.append((kind, fields))
+            self._rows.append((self._part, (kind, fields)))
         else:
             self._log.append(kind, **fields)
 
+    def begin_part(self) -> None:
+        """Begin a part of the step that one process comes to when it is through with the last."""
+        self._part += 1
+
     def close_step(
-        self, bans: list[Ban], tally: Tally, loss: float | None, waited: float, ledger: Ledger
-    ) -> tuple[Tally, float, float]:
+        self, bans: list[Ban], tally: Tally, waited: float, ledger: Ledger
+    ) -> tuple[Tally, float]:
         """Write what happened in a step, and let the ledger know who was banned elsewhere.
 
         Args:
             bans, tally: of the stages that are here.
-            loss: of the step; None where it is not known.
             waited: simulated seconds in which everybody waits for a late worker.
             ledger: gets the bans of the other stages.
 
         Returns:
-            Tally, loss and waits of the whole run.
+            Tally and waits of the whole run.
         """
-        if not self._team.several:
-            return tally, known(loss), waited
-        told = self._team.share((self._rows, bans, tally, waited, loss))
+        if not self._team.several or self._silent:
+            return tally, waited
+        told = self._team.share((self._rows, bans, tally, waited))
         pipeline = told[: len(told) // self._team.column[1]]
-        self._rows = []
+        self._rows, self._part = [], 0
         rows = [row for rows, *_ in pipeline for row in rows]
-        for kind, fields in sorted(rows, key=_place):
+        for _, (kind, fields) in sorted(rows, key=_place):
             self._log.append(kind, **fields)
         for _, elsewhere, *_ in pipeline:
             for ban in elsewhere:
                 ledger.ban(ban.stage, ban.replica)
         tallies, waits = [t[2] for t in pipeline], [t[3] for t in pipeline]
-        return _sum(tallies), known(*(t[-1] for t in told)), math.fsum(waits)
+        return _sum(tallies), math.fsum(waits)
 
 
-def _place(row: Row) -> tuple[int, int, int]:
+def _place(row: tuple[int, Row]) -> tuple[int, int, int, int]:
     """Return where a row of a step stands in the order in which one process comes to it."""
-    kind, fields = row
+    part, (kind, fields) = row
     where = fields.get("direction")
     if kind == "ban" or where not in _FORWARD_FIRST:
-        return 3, 0, fields.get("stage", 0)
+        return part, 3, 0, fields.get("stage", 0)
     stage = -fields["stage"] if where == "gradient" else fields["stage"]
-    return _FORWARD_FIRST[where], fields.get("microbatch", 0), stage
+    return part, _FORWARD_FIRST[where], fields.get("microbatch", 0), stage
 
 
 def _sum(tallies: list[Tally]) -> Tally:
@@ -83,8 +89,3 @@ def _sum(tallies: list[Tally]) -> Tally:
         both.flagged = [a + b for a, b in zip(both.flagged, tally.flagged, strict=True)]
         both.tampered += tally.tampered
     return both
-
-
-def known(*losses: float | None) -> float:
-    """Add up what the last process of each replica group has found of the loss."""
-    return sum((loss for loss in losses if loss is not None), 0.0)

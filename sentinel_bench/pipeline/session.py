@@ -33,7 +33,7 @@ from sentinel_bench.pipeline.inspect import (
     start,
     state_bytes,
 )
-from sentinel_bench.pipeline.minutes import Minutes, known
+from sentinel_bench.pipeline.minutes import Minutes
 from sentinel_bench.pipeline.tamper import Harm, History, OnAct, Tamperer, watch
 from sentinel_bench.pipeline.team import Team
 from sentinel_bench.pipeline.train import StepResult, Trainer
@@ -101,8 +101,7 @@ class Session:
             result = self._trainer.step(step)
             self._trainer.inject()
             exchange.end_step()
-            loss = known(*self._team.share(result.loss))
-            self._rows.append(_step_row(step, loss, result, Tally(), clock() - started))
+            self._rows.append(_step_row(step, result, Tally(), clock() - started))
             tick()
         self._snapshot = self._trainer.snapshot()
 
@@ -116,10 +115,12 @@ class Session:
         policy = registry.defenses.params(cell.resolved_defense)  # not what the plugin holds
         assert isinstance(policy, ResponseParams)
         ledger = Ledger(policy, grid.stages, grid.replicas)
-        minutes = Minutes(log, self._team)
+        attackers = place(cell.scenario, cell.attack)
+        looks = not type(defense).passive or defense.needs_updates
+        minutes = Minutes(log, self._team, silent=not (attackers or looks))
         inspector = INSPECTORS[self.scenario.device](defense, ledger, minutes, train.microbatches)
         tamperer = Tamperer(
-            place(cell.scenario, cell.attack),
+            attackers,
             self._history,
             cell.scenario.device,
             ledger.banned,
@@ -139,15 +140,16 @@ class Session:
             started = clock()
             exchange.step = step
             result, tally = self._trainer.step(step), inspector.tally
+            minutes.begin_part()
             self._trainer.inject()
             for drifted, distance in self._trainer.resync(step):
                 minutes.append("resync", step=step, stage=drifted, distance=distance)
             bans = inspector.end_step(step)
             exchange.end_step()
             waited = exchange.transport.take()
-            tally, loss, waited = minutes.close_step(bans, tally, result.loss, waited, ledger)
+            tally, waited = minutes.close_step(bans, tally, waited, ledger)
             seconds = clock() - started + waited
-            log.append("step", **_step_row(step, loss, result, tally, seconds, waited))
+            log.append("step", **_step_row(step, result, tally, seconds, waited))
             tick()
             empty = _exhausted(ledger)
             if empty is not None:
@@ -337,16 +339,11 @@ def _first_acts(log: Log) -> OnAct:
 
 
 def _step_row(
-    step: int,
-    loss: float,
-    result: StepResult,
-    tally: Tally,
-    seconds: float,
-    waited: float = 0.0,
+    step: int, result: StepResult, tally: Tally, seconds: float, waited: float = 0.0
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         "step": step,
-        "loss": loss,
+        "loss": result.loss,
         "grad_norm": result.grad_norm,
         "seconds": seconds,
         "checked": tally.checked,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeGuard, overload
+from typing import Any, Literal, Protocol, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -36,8 +36,10 @@ from sentinel_bench.config import Verifiers
 from sentinel_bench.errors import KnowledgeError, PluginError
 from sentinel_bench.threat import Attacker
 
-Key = tuple[int, Direction, int]
-"""Stage, direction and replica of a worker's signals."""
+Past = Direction | Literal["received"]
+"""Which signals of a worker: those that it sends in a direction, or gradients that it receives."""
+Key = tuple[int, Past, int]
+"""Stage, kind and replica of a worker's signals."""
 Look = Callable[[Tensor], Verdict | None]
 """Returns what the running defense would say of signals `[replicas, batch, tokens, hidden]`."""
 OnAct = Callable[[int, int, int, Place], None]
@@ -81,16 +83,16 @@ class History:
         return not self._past
 
     def watch(self, key: Key, depth: int) -> None:
-        """Keep the last `depth` signals of a worker in a direction."""
+        """Keep the last `depth` signals of a worker."""
         for microbatch in range(self._microbatches if depth > 0 else 0):
             old = self._past.get((key, microbatch))
             longest = max(depth, (old.maxlen or 0) if old is not None else 0)
             self._past[key, microbatch] = deque(old or (), maxlen=longest)
 
-    def record(self, stage: int, direction: Direction, x: Tensor, microbatch: int = 0) -> None:
+    def record(self, stage: int, kind: Past, x: Tensor, microbatch: int = 0) -> None:
         """Append this step's honest signals `[replicas, batch, tokens, hidden]` of a stage."""
-        for ((s, d, replica), m), past in self._past.items():
-            if (s, d, m) == (stage, direction, microbatch):
+        for ((s, k, replica), m), past in self._past.items():
+            if (s, k, m) == (stage, kind, microbatch):
                 past.append(x[replica].detach().clone())
 
     def get(self, key: Key, microbatch: int = 0) -> Sequence[Tensor]:
@@ -451,9 +453,9 @@ class Tamperer:
         liars = self._liars(holder, step)
         return _answers(liars, malicious, sent, of, by, honest)
 
-    def hear(self, stage: int, direction: Direction, x: Tensor, microbatch: int) -> None:
-        """Take in what `stage`, which is in another process, has sent: some have it as a past."""
-        self._history.record(stage, direction, x, microbatch)
+    def hear(self, stage: int, x: Tensor, microbatch: int) -> None:
+        """Take in the gradients that `stage` receives: some have them as a past."""
+        self._history.record(stage, "received", x, microbatch)
 
     def poison(
         self,
@@ -760,11 +762,12 @@ def _poisons(attacker: Attacker, direction: Direction) -> bool:
 
 
 def _past_of(attacker: Attacker, direction: Direction) -> Key:
-    """Return whose signals are an attacker's past: its own.
+    """Return which signals are an attacker's past: those that it would have sent.
 
-    Of one that corrupts the gradients that it receives, those of its neighbour downstream.
+    Of one that corrupts the gradients that it receives, these.
     """
-    return attacker.stage + _poisons(attacker, direction), direction, attacker.replica
+    kind: Past = "received" if _poisons(attacker, direction) else direction
+    return attacker.stage, kind, attacker.replica
 
 
 def memory(attack: Attack[Any]) -> int:

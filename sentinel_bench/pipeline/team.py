@@ -61,8 +61,13 @@ class Team(Protocol):
     def add(self, gradients: Sequence[Tensor]) -> None:
         """Replace gradients by their sums over all groups."""
 
-    def norm(self, norm: Tensor) -> Tensor:
-        """Return the norm over the whole pipeline, of that over the stages that are here."""
+    def norm_and_loss(self, norm: Tensor, loss: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return norm and loss of the whole pipeline, in one message.
+
+        Args:
+            norm: over the stages that are here.
+            loss: None where the last stage is not.
+        """
 
     def share(self, what: Any) -> list[Any]:
         """Return what every process has given, in the order of the ranks."""
@@ -103,9 +108,10 @@ class Alone:
     def add(self, gradients: Sequence[Tensor]) -> None:
         """Leave the gradients as they are."""
 
-    def norm(self, norm: Tensor) -> Tensor:
-        """Return `norm`."""
-        return norm
+    def norm_and_loss(self, norm: Tensor, loss: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what is given."""
+        assert loss is not None
+        return norm, loss
 
     def share(self, what: Any) -> list[Any]:
         """Return what this process has given."""

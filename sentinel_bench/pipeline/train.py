@@ -43,7 +43,7 @@ from sentinel_bench.pipeline.weights import (
 class StepResult:
     """What one training step did."""
 
-    loss: float | None
+    loss: float
     grad_norm: float
     excluded: int
     skipped: bool
@@ -58,6 +58,13 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return config.lr * (config.lr_min_ratio + (1 - config.lr_min_ratio) * left)
 
 
+def autocast(scenario: Scenario) -> torch.autocast:
+    """Return the precision of a scenario's forward pass, to be entered."""
+    device, precision = scenario.device, scenario.train.precision
+    bf16 = precision == "bf16" or (precision == "auto" and device == "cuda")
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
+
+
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Return the optimizer of a scenario."""
     return torch.optim.AdamW(
@@ -70,11 +77,18 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     )
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], limit: float, team: Team) -> Tensor:
-    """Scale gradients so that their norm over all processes is at most `limit`; return the norm."""
-    norm = team.norm(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+def clip_gradients(
+    parameters: Sequence[nn.Parameter], limit: float, team: Team, loss: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scale gradients so that their norm over all processes is at most `limit`.
+
+    Returns:
+        The norm, and the loss, which is None where the last stage is not.
+    """
+    own = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm, loss = team.norm_and_loss(own, loss)
     nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return norm
+    return norm, loss
 
 
 class Trainer:
@@ -157,7 +171,7 @@ class Trainer:
         inputs, targets = (self._tensor(a) for a in self._batches.train(step))
         done, recovery = run(self._stages, partial(self._forward_backward, inputs, targets))
         limit = self.scenario.train.grad_clip
-        norm = clip_gradients(self._parameters, limit, self.team)
+        norm, loss = clip_gradients(self._parameters, limit, self.team, done.loss)
         nothing = recovery.skip or len(recovery.still) == self.scenario.grid.stages
         everybody = done.excluded == self.scenario.grid.replicas
         skipped = nothing or everybody or (self._guarded and not bool(norm.isfinite()))
@@ -169,8 +183,7 @@ class Trainer:
                 self._copies.step(recovery.still, self._scale(done.excluded), norm, limit)
         self._optimizer.zero_grad(set_to_none=True)
         # the numbers wait for the device
-        loss = None if done.loss is None else float(done.loss)
-        return StepResult(loss, float(norm), done.excluded, skipped)
+        return StepResult(float(loss), float(norm), done.excluded, skipped)
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, int]:
@@ -347,25 +360,25 @@ class Trainer:
         else:
             again = self._in_sequence(ids, labels)
             if again is not None:
-                return Pass(self._shown(), 0, again)
+                return Pass(self._add_up([]), 0, again)
         self._check_events()
         late = self._agree()
         excluded = self._excluded()
         again = self._settle()
         if again is not None:
             self._optimizer.zero_grad(set_to_none=True)
-            return Pass(self._shown(), 0, again)
+            return Pass(self._add_up([]), 0, again)
         if any(excluded != early for early in self._early):
             self._redo_late(late, excluded)
             self._exclude_copies(excluded)
-        team.add([p.grad for p in self._parameters if p.grad is not None])
+        loss = self._add_up([p.grad for p in self._parameters if p.grad is not None])
         self._combine(excluded)
         left_out = sum(excluded)
         if 0 < left_out < replicas:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad *= self._scale(left_out)
-        return Pass(self._shown(), left_out, None)
+        return Pass(loss, left_out, None)
 
     def _begin_pass(self, targets: Tensor) -> None:
         self._labels = targets
@@ -426,6 +439,12 @@ class Trainer:
             return None
         inspector = exchange.inspector
         return inspector.keeps(out[1]) if isinstance(inspector, DeferredInspector) else None
+
+    def _add_up(self, gradients: list[Tensor]) -> Tensor | None:
+        """Add up gradients and loss over all groups; return the loss, None if it is elsewhere."""
+        loss = self._shown()
+        self.team.add(gradients if loss is None else [*gradients, loss])
+        return loss
 
     def _shown(self) -> Tensor | None:
         """Return the mean loss over the tokens of the ranks that count; None if it is elsewhere.
@@ -609,8 +628,7 @@ class Trainer:
         return torch.from_numpy(array).to(self.scenario.device, non_blocking=True)
 
     def _autocast(self) -> torch.autocast:
-        device = self.scenario.device
-        return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
+        return autocast(self.scenario)
 
 
 def _boundaries(stages: int, replicas: int, team: Team) -> dict[int, Boundary]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sentinel_bench import plugins
 from sentinel_bench.cli import main
 from sentinel_bench.config import Scenario
 
@@ -41,6 +42,7 @@ def call(
 
     yield run
     signal.signal(signal.SIGTERM, handler)
+    plugins.use(())
 
 
 @pytest.fixture

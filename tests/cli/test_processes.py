@@ -31,6 +31,10 @@ COMMANDS = [
     ["run", "--attack", "zeros", "--defense", "sentinel", "--dry-run"],
     ["run", "--attack", "zeroes", "--defense", "sentinel"],
     ["leaderboard", "build", "."],
+    ["new", "attack", "soft-flip"],
+    ["list", "attacks", "--plugin", "soft-flip/src/soft_flip.py"],
+    ["show", "attack", "soft_flip/soft-flip", "--plugin", "soft-flip/src/soft_flip.py"],
+    ["validate", "zeroes"],
 ]
 SCRIPT = """
 import json, sys

@@ -29,7 +29,6 @@ from sentinel_bench.models.presets import layers_per_stage
 from sentinel_bench.pipeline import train as training
 from sentinel_bench.pipeline.session import Session
 from sentinel_bench.pipeline.stages import split
-from sentinel_bench.pipeline.team import Team
 from sentinel_bench.threat import Attacker, place
 
 REFERENCE = 0.125
@@ -462,9 +461,9 @@ def spy_gradients(monkeypatch: pytest.MonkeyPatch) -> list[Grads]:
     kept: list[Grads] = []
     clip = training.clip_gradients
 
-    def spy(parameters: Sequence[Tensor], limit: float, team: Team) -> Tensor:
+    def spy(parameters: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
         kept.append([p.grad.clone() for p in parameters if p.grad is not None])
-        return clip(parameters, limit, team)
+        return clip(parameters, *rest)
 
     monkeypatch.setattr(training, "clip_gradients", spy)
     return kept

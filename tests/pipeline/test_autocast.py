@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from scripted import Lab
 
-from sentinel_bench.pipeline.train import Trainer
+from sentinel_bench.config import Scenario
+from sentinel_bench.pipeline.train import autocast
 
 
 def test_under_bf16_autocast_statistics_stay_fp32_and_liars_are_banned(
@@ -25,10 +27,9 @@ def test_under_bf16_autocast_statistics_stay_fp32_and_liars_are_banned(
 
     monkeypatch.setattr(sentinel, "_mean", spy)
     plain, _ = lab.run("zeros", "sentinel", train__steps=20, train__warmup_steps=12)
-    monkeypatch.setattr(
-        Trainer, "_autocast", lambda self: torch.autocast("cpu", dtype=torch.bfloat16)
+    mixed, _ = lab.run(
+        "zeros", "sentinel", train__steps=20, train__warmup_steps=12, train__precision="bf16"
     )
-    mixed, _ = lab.run("zeros", "sentinel", train__steps=20, train__warmup_steps=12)
     assert set(seen) == {torch.float32}
     losses = [[row["loss"] for row in events.of("step")] for events in (plain, mixed)]
     assert losses[0] != losses[1]  # bf16 was at work
@@ -37,3 +38,13 @@ def test_under_bf16_autocast_statistics_stay_fp32_and_liars_are_banned(
     assert {(b["stage"], b["replica"]) for b in mixed.of("ban")} >= {
         (a["stage"], a["replica"]) for a in mixed.of("act")
     }
+
+
+@pytest.mark.parametrize("precision, bf16", [("auto", False), ("fp32", False), ("bf16", True)])
+def test_on_a_cpu_only_bf16_is_bf16(
+    make_scenario: Callable[..., Scenario], precision: str, bf16: bool
+) -> None:
+    with autocast(make_scenario(train__precision=precision)):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == (
+            torch.bfloat16 if bf16 else torch.float32
+        )

@@ -14,6 +14,7 @@ from sentinel_bench.config import Cell, Component, Scenario, build, flatten, mer
 from sentinel_bench.provenance import digest
 
 OTHER: dict[str, Any] = {
+    "train.precision": "bf16",
     "model.preset": "llama-3-0.6b",
     "model.init": "huggingface",
     "data.name": "c4",

@@ -14,7 +14,6 @@ from torch import Tensor
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.models.build import build_model
 from sentinel_bench.pipeline import train
-from sentinel_bench.pipeline.team import Team
 
 FIRST = 0
 """There is no warm-up here: the first step starts from the first weights."""
@@ -28,9 +27,9 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> list[Grads]:
     kept: list[Grads] = []
     clip = train.clip_gradients
 
-    def spy(parameters: Sequence[Tensor], limit: float, team: Team) -> Tensor:
+    def spy(parameters: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
         kept.append([p.grad.clone() for p in parameters if p.grad is not None])
-        return clip(parameters, limit, team)
+        return clip(parameters, *rest)
 
     monkeypatch.setattr(train, "clip_gradients", spy)
     return kept

@@ -22,7 +22,6 @@ from sentinel_bench.pipeline import train
 from sentinel_bench.pipeline.copies import Copies
 from sentinel_bench.pipeline.recovery import MAX_PASSES
 from sentinel_bench.pipeline.session import Session
-from sentinel_bench.pipeline.team import Team
 
 GRADIENTS: list[list[Tensor | None]] = []
 """Weight gradients of each step, as they reach the optimizer."""
@@ -74,10 +73,10 @@ def _spy(monkeypatch: pytest.MonkeyPatch) -> None:
     WEIGHTS.clear()
     clip = train.clip_gradients
 
-    def spy(parameters: Sequence[Tensor], limit: float, team: Team) -> Tensor:
+    def spy(parameters: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
         WEIGHTS.append([p.detach().clone() for p in parameters])
         GRADIENTS.append([None if p.grad is None else p.grad.clone() for p in parameters])
-        return clip(parameters, limit, team)
+        return clip(parameters, *rest)
 
     monkeypatch.setattr(train, "clip_gradients", spy)
 

@@ -19,7 +19,6 @@ from sentinel_bench.api import Again, Signals
 from sentinel_bench.config import Component
 from sentinel_bench.pipeline import exchange, train
 from sentinel_bench.pipeline.tamper import History, Tamperer
-from sentinel_bench.pipeline.team import Team
 from sentinel_bench.pipeline.train import Trainer
 from sentinel_bench.threat import Attacker
 
@@ -216,9 +215,9 @@ def test_weights_gradients_and_random_numbers_are_the_same_with_and_without_to_t
     seen: list[list[Tensor]] = []
     clip = train.clip_gradients
 
-    def spy(parameters: Sequence[Tensor], limit: float, team: Team) -> Tensor:
+    def spy(parameters: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
         seen[-1] += [p.grad.clone() for p in parameters if p.grad is not None]
-        return clip(parameters, limit, team)
+        return clip(parameters, *rest)
 
     monkeypatch.setattr(train, "clip_gradients", spy)
     marks = [[FIRST, 1, "activation", 1], [FIRST + 1, 2, "gradient", 0]]

@@ -1,0 +1,3 @@
+"""What a plugin imports from its own package."""
+
+FACTOR = 0.5
