@@ -16,7 +16,7 @@ The exit code is 1 if the GPU and the CPU differ, or something failed.
                              [--json gpu.json] [--set grid.replicas=4 ...]
 
 `--device cpu --tiny` runs it to the end without a GPU, as its test does. `--set` changes the speed
-part.
+part; `--set data...` both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import runners
 import torch
 
 from sentinel_bench import tracks
-from sentinel_bench.config import Cell, Component, Scenario
+from sentinel_bench.config import Cell, Component, Scenario, merge
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import load_tokens
 from sentinel_bench.errors import SentinelBenchError
@@ -57,6 +57,13 @@ SMALL: dict[str, Any] = {
     "threat": {"mode": "both", "honest_last": 1},
     "train": {"lr_decay_ratio": 0.5},
 }
+SMALLER: dict[str, Any] = merge(
+    SMALL,
+    {
+        "model": {"hidden_size": 16, "intermediate_size": 32},
+        "train": {"steps": 24, "warmup_steps": 12, "seq_len": 8, "eval_sequences": 8},
+    },
+)
 PUBLISHED: dict[str, Any] = {
     "model": {"preset": "llama-3-0.6b"},
     "grid": {"stages": 16, "replicas": 8},
@@ -138,14 +145,17 @@ def run_cells(scenario: Scenario, course: Course) -> dict[str, Rows]:
     return found
 
 
-def parity(device: str, course: Course) -> list[dict[str, Any]]:
-    """Compare a device with the CPU; return one row for each cell and precision."""
+def parity(device: str, small: dict[str, Any], course: Course) -> list[dict[str, Any]]:
+    """Compare a device with the CPU; return one row for each cell and precision.
+
+    `small` is what differs from the track `smoke`.
+    """
     rows: list[dict[str, Any]] = []
     took, base = 0.0, None
     for place, precision in (("cpu", "fp32"), (device, "fp32"), (device, "bf16")):
         if not course.allows(f"parity on {place} in {precision}", 2 * took):
             continue
-        changes = runners.changed(SMALL, [f"device={place}", f"train.precision={precision}"])
+        changes = runners.changed(small, [f"device={place}", f"train.precision={precision}"])
         started = time.monotonic()
         found = run_cells(tracks.scenario("smoke", changes), course)
         took = time.monotonic() - started
@@ -315,7 +325,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes: to test this script")
     parser.add_argument("--budget", type=float, default=420, help="seconds")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps of each variant")
+    parser.add_argument(
+        "--steps", type=runners.positive, default=20, help="timed steps of each variant"
+    )
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="file to write")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     return parser.parse_args()
@@ -329,11 +341,13 @@ def main() -> int:
         if arguments.device == "cpu" and not arguments.tiny:
             raise SentinelBenchError("--device cpu is there to test this script: add --tiny")
         prepare(arguments.device, None)
-        shape = TINY if arguments.tiny else PUBLISHED
+        runners.writable(arguments.json)
+        shape, small = (TINY, SMALLER) if arguments.tiny else (PUBLISHED, SMALL)
         changes = runners.changed(shape, [f"device={arguments.device}", *arguments.settings])
+        small = merge(small, {"data": changes.get("data", {})})
         scenario = tracks.scenario("core", changes)
         torch.set_float32_matmul_precision("highest")  # fp32 is fp32
-        same = parity(arguments.device, course)
+        same = parity(arguments.device, small, course)
         show_parity(same)
         vocabulary = None if arguments.tiny else VOCABULARY
         fast = speed(scenario, vocabulary, arguments.steps, course)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# N GPUs: parity of one process with N, and with two replica groups; tokens per second.
+# Several GPUs of one machine: the same bans and losses as on one, and how much faster.
 # Options are those of benchmarks/gpus.py; PYTHON names the interpreter.
 #
-#     benchmarks/gpus.sh 4
-#     benchmarks/gpus.sh 2 --device cpu --tiny      # tests the script itself
+#     benchmarks/gpus.sh [N]                                   # default: all; writes gpus.json
+#     benchmarks/gpus.sh 2 --device cpu --tiny                 # tests the script itself
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"

@@ -6,12 +6,13 @@ turns, a few steps each, in an order that rotates from round to round:
 * bare: torch's `PipelineStage` and schedule over the same stages, with the global gradient norm
   (one all-reduce) and AdamW; nothing of ours but the layers.
 * none: our pipeline without attack and defense, a step as `sentinel-bench run` does it.
-* each defense: the same, watching honest workers, after a warm-up.
+* each defense: the same, watching honest workers, after a warm-up of 30 steps. The default is
+  SENTINEL with fences so wide that it flags nobody: each false flag costs work of its own.
 
 Printed for each number of processes: tokens per second (median of the rounds), their ratio to
 `bare` (median of the ratios within a round, and their quartiles), processor time of all processes
 per step and the ratio of `bare` to it (steadier where others use the machine), the loss of the last
-step, and flags per step, which are false here and cost time.
+step, and flags per step, all of them false.
 
     python benchmarks/pipeline.py [--processes 2,4] [--order gpipe|1f1b] [--microbatches 4]
                                   [--model llama-tiny] [--defense NAME:key=value,... ...]
@@ -32,15 +33,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from runners import Counter, Step, changed, piped
+from runners import Counter, Step, changed, piped, positive
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from sentinel_bench import tracks
-from sentinel_bench.config import Scenario
+from sentinel_bench.config import Cell, Component, Scenario
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import load_tokens
-from sentinel_bench.errors import SentinelBenchError
+from sentinel_bench.errors import ConfigError, SentinelBenchError
 from sentinel_bench.models.build import build_model
 from sentinel_bench.models.presets import layers_per_stage, resolve
 from sentinel_bench.pipeline import mesh
@@ -235,16 +236,17 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 def show(result: dict[str, Any]) -> None:
     """Print one table."""
+    width = max(len(row["variant"]) for row in result["variants"]) + 1
     print(f"\n{result['processes']} processes")
     print(
-        f"{'':<12}{'tokens/s':>10}{'over bare':>11}{'quartiles':>15}{'cpu ms/step':>13}"
+        f"{'':<{width}}{'tokens/s':>10}{'over bare':>11}{'quartiles':>15}{'cpu ms/step':>13}"
         f"{'over bare':>11}{'quartiles':>15}{'loss':>9}{'flags/step':>12}"
     )
     for row in result["variants"]:
         low, middle, high = row["over_bare"]
         cpu_low, cpu, cpu_high = row["processor_over_bare"]
         print(
-            f"{row['variant']:<12}{row['tokens_per_second']:>10,.0f}{middle:>11.3f}"
+            f"{row['variant']:<{width}}{row['tokens_per_second']:>10,.0f}{middle:>11.3f}"
             f"{f'{low:.3f}-{high:.3f}':>15}{row['processor_ms_per_step']:>13.1f}{cpu:>11.3f}"
             f"{f'{cpu_low:.3f}-{cpu_high:.3f}':>15}{row['loss']:>9.4f}"
             f"{row['flags_per_step']:>12.2f}"
@@ -278,34 +280,49 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--order", choices=[*SCHEDULES], default="gpipe")
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--model", default="llama-tiny")
-    parser.add_argument("--defense", dest="defenses", nargs="+", default=["sentinel"])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=2, help="of each turn")
+    parser.add_argument("--defense", dest="defenses", nargs="+", default=["sentinel:lambda=1"])
+    parser.add_argument("--rounds", type=positive, default=20)
+    parser.add_argument("--steps", type=positive, default=2, help="of each turn")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args()
 
 
+def places(arguments: argparse.Namespace, scenario: Scenario) -> list[Placement]:
+    """Return which processes there are, for each number of them.
+
+    Raises:
+        SentinelBenchError: the model or a defense cannot be spread over them.
+    """
+    found = []
+    for text in arguments.processes.split(","):
+        if not text.strip().isdecimal() or int(text) < 2:
+            raise ConfigError(f"--processes {arguments.processes!r}: numbers from 2 on, as in 2,4")
+        found.append(Placement(processes=int(text), order=arguments.order))
+        found[-1].check(scenario)
+        for name in arguments.defenses:
+            defense = Component.parse(name)
+            found[-1].check_cell(
+                Cell(scenario=scenario, attack=Component(name="none"), defense=defense)
+            )
+    return found
+
+
 def main() -> int:
     """Measure what the arguments ask for."""
     arguments = parse()
+    rounds, steps = arguments.rounds, arguments.steps
     defenses = list(dict.fromkeys(["none", *arguments.defenses]))
     try:
         scenario = read(arguments)
-        sizes = [int(part) for part in arguments.processes.split(",")]
-        places = [Placement(processes=n, order=arguments.order) for n in sizes]
-        for placement in places:
-            placement.check(scenario)
+        placements = places(arguments, scenario)
         load_tokens(scenario.data, lambda text: print(text, file=sys.stderr))  # once, for all
-        results = [
-            measure(scenario, p, defenses, arguments.rounds, arguments.steps, _tick) for p in places
-        ]
-    except (SentinelBenchError, ValueError) as error:
+        results = [measure(scenario, p, defenses, rounds, steps, _tick) for p in placements]
+    except SentinelBenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    finally:
-        print(file=sys.stderr)
+    print(file=sys.stderr)
     grid, train = scenario.grid, scenario.train
     setting = {
         "stages": grid.stages,
@@ -315,8 +332,8 @@ def main() -> int:
         "microbatches": train.microbatches,
         "order": arguments.order,
         "model": scenario.model.model_dump(exclude_none=True),
-        "rounds": arguments.rounds,
-        "steps": arguments.steps,
+        "rounds": rounds,
+        "steps": steps,
         "device": scenario.device,
         "torch": torch.__version__,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from sentinel_bench import registry, tracks
 from sentinel_bench.api import Setup
 from sentinel_bench.config import Component, Scenario, merge, parse_value, set_dotted
 from sentinel_bench.data.batches import Batches
+from sentinel_bench.errors import ConfigError
 from sentinel_bench.ledger import Ledger
 from sentinel_bench.models.build import build_model
 from sentinel_bench.pipeline.exchange import LiveExchange, WarmupExchange
@@ -123,3 +125,23 @@ def changed(changes: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
         set_dotted(tree, key, parse_value(value, f"--set {setting}"))
         changes = merge(changes, tree)
     return changes
+
+
+def writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work that it is for.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    try:
+        path.touch()
+    except OSError as error:
+        raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from None
+
+
+def positive(text: str) -> int:
+    """Read a number from 1 on, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number

@@ -226,6 +226,14 @@ class Scenario(Frozen):
         """First step at which an attacker may act."""
         return self.train.warmup_steps if self.threat.start is None else self.threat.start
 
+    @property
+    def honest(self) -> Scenario:
+        """The same without a threat: what decides about the honest warm-up, and is shared by all
+        cells that can fork from one."""
+        seeds = self.seeds.model_copy(update={"threat": 0})
+        update = {"threat": ThreatConfig(), "faults": FaultConfig(), "seeds": seeds}
+        return self.model_copy(update=update)
+
     def check_threat(self) -> None:
         """Refuse a grid on which the threat cannot be placed.
 

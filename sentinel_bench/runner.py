@@ -267,7 +267,7 @@ class Group:
             steps=train.steps,
             warmup_steps=train.warmup_steps,
             tokens_per_step=grid.replicas * train.batch_size * train.seq_len,
-            attackers=[a.record() for a in place(self._scenario, cell.attack)],
+            attackers=[a.record() for a in place(cell.scenario, cell.attack)],
             state_bytes=session.state_bytes(cell),
         )
         if not cell.is_baseline:
@@ -302,16 +302,17 @@ def _rescored(folder: Path) -> dict[str, Any]:
 
 
 def _slot(cell: Cell) -> Slot:
-    seeds = cell.scenario.seeds.model_dump(
-        exclude={"threat"} if cell.attack.name == "none" else None
-    )
-    return cell.attack.label(), cell.protection, *seeds.values()
+    seeds = cell.scenario.seeds
+    threat = () if cell.attack.name == "none" else (cell.scenario.threat.mode, seeds.threat)
+    return cell.attack.label(), cell.protection, seeds.model, seeds.data, *threat
 
 
 def _title(cell: Cell) -> str:
     seeds = cell.scenario.seeds
     numbers = dict.fromkeys([seeds.model, seeds.data, seeds.threat])
-    name = f"{cell.attack.label()} vs {cell.protection}"
+    mode = cell.scenario.threat.mode
+    where = "" if cell.attack.name == "none" or mode == "activation" else f" ({mode})"
+    name = f"{cell.attack.label()}{where} vs {cell.protection}"
     return f"seed {'/'.join(map(str, numbers))}: {name}"
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sentinel_bench import registry
 from sentinel_bench.config import Cell, Component, Scenario, Seeds
@@ -22,8 +22,6 @@ from sentinel_bench.runner import Finished, Group, Job, Progress, identity, know
 from sentinel_bench.threat import place
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from sentinel_bench.data.tokens import Tokens
 
 __all__ = [
@@ -109,6 +107,21 @@ def make_plan(
             cells[attack.label(), cell.protection] = cell
         plan.groups.append((scenario, list(cells.values())))
     return plan
+
+
+def share_warmups(plan: Plan) -> Plan:
+    """Put the cells together that can fork from one warm-up; each is there once.
+
+    Scenarios that differ in who attacks alone (mode, schedule, threat seed) share it, and the runs
+    without attack.
+    """
+    groups: dict[str, tuple[Scenario, dict[Any, Cell]]] = {}
+    for scenario, cells in plan.groups:
+        _, known = groups.setdefault(scenario.honest.model_dump_json(), (scenario, {}))
+        for cell in cells:
+            threat = "" if cell.attack.name == "none" else cell.scenario.model_dump_json()
+            known.setdefault((cell.attack.label(), cell.protection, threat), cell)
+    return Plan([(scenario, list(known.values())) for scenario, known in groups.values()])
 
 
 def _check_aggregator(scenario: Scenario, aggregator: Component) -> None:

@@ -7,6 +7,7 @@ attackers' memories, so that a cell is the same run whether it shares its warm-u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -48,10 +49,10 @@ INSPECTORS: dict[str, type[Inspector]] = {"cpu": Inspector, "cuda": DeferredInsp
 
 
 class Session:
-    """Runs cells that share scenario and seeds.
+    """Runs cells that share a warm-up.
 
     Args:
-        scenario: what the cells share.
+        scenario: what the cells share, which is all but who attacks (`config.Scenario.honest`).
         cells: all that may be run; their defenses and attackers watch the warm-up.
         tokens: the corpus.
         team: the processes that run it together; None: this one alone.
@@ -79,7 +80,7 @@ class Session:
             key = cell.resolved_defense.label()
             if key not in self._defenses:
                 self._defenses[key] = self._start(cell.resolved_defense)
-            attackers = place(scenario, cell.attack)
+            attackers = place(cell.scenario, cell.attack)
             watch([(a, registry.attacks.create(a.attack)) for a in attackers], self._history)
         self._rows: list[dict[str, Any]] = []
         self._snapshot: dict[str, Any] | None = None
@@ -117,7 +118,7 @@ class Session:
         policy = registry.defenses.params(cell.resolved_defense)  # not what the plugin holds
         assert isinstance(policy, ResponseParams)
         ledger = Ledger(policy, grid.stages, grid.replicas)
-        attackers = place(self.scenario, cell.attack)
+        attackers = place(cell.scenario, cell.attack)
         looks = not type(defense).passive or defense.needs_updates
         minutes = Minutes(log, self._team, silent=not (attackers or looks))
         inspect = INSPECTORS[self.scenario.device]
@@ -128,13 +129,13 @@ class Session:
             cell.scenario.device,
             ledger.banned,
             _first_acts(minutes),
-            self.scenario.faults.deadline,
+            cell.scenario.faults.deadline,
         )
-        exchange = LiveExchange(tamperer, inspector, self.scenario.faults)
+        exchange = LiveExchange(tamperer, inspector, cell.scenario.faults)
         triggers = tamperer.triggers(self._trainer.vocabulary)
         before = [self._trainer.success(*trigger) for trigger in triggers]
         self._trainer.connect(exchange)
-        self._aggregate(cell.aggregator)
+        self._aggregate(cell)
         for row in self._rows:
             log.append("step", **row)
         before_run = dict(self._team.traffic)
@@ -273,13 +274,15 @@ class Session:
         kind, parts = INSPECTORS[self.scenario.device], self.scenario.train.microbatches
         exchange = LiveExchange(nobody, kind(watching, ledger, _Nowhere(), parts))
         self._trainer.connect(exchange)
-        self._aggregate(cell.aggregator)
+        self._aggregate(cell)
         return exchange
 
-    def _aggregate(self, rule: Component) -> None:
-        self._trainer.aggregate_with(
-            None if rule.name == "mean" else registry.aggregators.create(rule)
-        )
+    def _aggregate(self, cell: Cell) -> None:
+        if cell.aggregator.name == "mean":
+            self._trainer.aggregate_with(None)
+            return
+        rule, f = registry.aggregators.create(cell.aggregator), cell.scenario.attackers_per_stage
+        self._trainer.aggregate_with(partial(rule, f=f))
 
     def _start(self, component: Component) -> Defense[Any]:
         defense = registry.defenses.create(component)

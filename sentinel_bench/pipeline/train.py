@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import Tensor, nn
 
-from sentinel_bench.api import Aggregator, Direction, LinearCheck, Recovery
+from sentinel_bench.api import Direction, LinearCheck, Recovery
 from sentinel_bench.config import Scenario, TrainConfig
 from sentinel_bench.data.batches import Batches, Pair
 from sentinel_bench.errors import RunError
@@ -139,7 +139,7 @@ class Trainer:
         self._early: list[Any] = []
         """Ranks left out of the loss of each microbatch."""
         self._losses: list[Tensor] = []
-        self._aggregator: Aggregator[Any] | None = None
+        self._aggregator: Callable[[Tensor], Tensor] | None = None
         self._engine = self.team.engine(self._segments, self._loss, scenario)
 
     def connect(self, exchange: Exchange | None) -> None:
@@ -155,8 +155,11 @@ class Trainer:
         for boundary in self._boundaries.values():
             boundary.exchange = exchange
 
-    def aggregate_with(self, aggregator: Aggregator[Any] | None) -> None:
-        """Combine the weight gradients of replicas by a robust rule; None takes their mean."""
+    def aggregate_with(self, aggregator: Callable[[Tensor], Tensor] | None) -> None:
+        """Combine the weight gradients of replicas by a robust rule; None takes their mean.
+
+        The rule takes `[replicas, parameters]`, NaN for a rank that is left out.
+        """
         self._aggregator = aggregator
         if isinstance(self._exchange, LiveExchange):
             self._exchange.keeps = aggregator is not None
@@ -566,8 +569,7 @@ class Trainer:
             work = self._stage_work(index)
             given = exchange.contribute(index, excluded, work)
             if rule:
-                f = self.scenario.attackers_per_stage
-                robust_mean(stage, excluded, given, work, partial(rule, f=f))
+                robust_mean(stage, excluded, given, work, rule)
             else:
                 correct_mean(stage, excluded, given, work)
 

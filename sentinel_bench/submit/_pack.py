@@ -84,12 +84,14 @@ def pack(
     target = out / track / name
     if target.is_symlink() or (target.exists() and not (target.is_dir() and _empty(target))):
         raise ConfigError(f"{target}: is there already; remove it or choose another --name")
-    packed = Packed()
-    found = list(_read(paths, packed.complaints))
+    packed, unread = Packed(), list[Finding]()
+    found = list(_read(paths, unread))
     subject = _subject(kind, found)
     chosen = _choose(found, track, kind, subject, packed)
     packed.complaints += [finding(r.place, "code", what) for r, what in mixed(chosen.values())]
-    if not packed.complaints:
+    if packed.complaints:  # what could not be read may be what is missing
+        packed.complaints += unread
+    else:
         entry = _entry(track, name, kind, subject, chosen, about or {})
         packed.findings = _write(target, entry, list(chosen.values()))
         packed.folder = target
@@ -103,7 +105,7 @@ def _empty(folder: Path) -> bool:
 # The runs.
 
 
-def _read(paths: Iterable[Path], complaints: list[Finding]) -> Iterator[Record]:
+def _read(paths: Iterable[Path], unread: list[Finding]) -> Iterator[Record]:
     """Yield the runs, each once and those of one cell with the newest last."""
     folders: dict[Path, None] = {}
     for path in paths:
@@ -116,7 +118,7 @@ def _read(paths: Iterable[Path], complaints: list[Finding]) -> Iterator[Record]:
         try:
             found.append(_record(folder))
         except RunError as error:
-            complaints.append(finding(folder.name, "cell-invalid", str(error)))
+            unread.append(finding(folder.name, "cell-invalid", str(error)))
     yield from sorted(found, key=lambda r: (str(r.result["finished"]), Path(r.place).name))
 
 

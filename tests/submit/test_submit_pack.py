@@ -124,10 +124,18 @@ def test_a_failed_run_is_told_and_its_valid_twin_taken(
     assert done.complaints[0].what.endswith("seed 0: host: no memory")
 
 
-def test_unfinished_and_broken_runs_are_told(run_of: Any, some: Path, tmp_path: Path) -> None:
-    (run_of("zeros-vs-cascade") / "result.json").unlink()
-    (run_of("delay-vs-cascade") / "events.jsonl").write_bytes(b"\xff\n{}\n")
-    rules = [f.rule for f in pack([some], "smoke", "mine", tmp_path).complaints]
+def test_unfinished_and_broken_runs_are_told_if_their_cells_are_missing(
+    run_of: Any, some: Path, tmp_path: Path, about: Any
+) -> None:
+    for label in ("zeros-vs-cascade", "delay-vs-cascade"):
+        shutil.copytree(run_of(label), some / f"29991231T000000Z_{label}_ffffff")
+    (some / "29991231T000000Z_zeros-vs-cascade_ffffff" / "result.json").unlink()
+    (some / "29991231T000000Z_delay-vs-cascade_ffffff" / "events.jsonl").write_bytes(b"\xff\n{}\n")
+    assert pack([some], "smoke", "mine", tmp_path, about=about).complaints == []
+    for path in some.glob("2[0-8]*-vs-cascade_*"):
+        if "none" not in path.name:
+            shutil.rmtree(path)
+    rules = [f.rule for f in pack([some], "smoke", "other", tmp_path).complaints]
     assert sorted(rules) == ["cell-invalid", "cell-invalid", "cell-missing", "cell-missing"]
 
 
