@@ -66,9 +66,7 @@ def entries_of(plan: suite.Plan, shard: tuple[int, int] = (1, 1)) -> list[Entry]
     Shard k of n has the k-th n-th of the cells, in an order that keeps those of a group together.
     The cell without attack and defense of each of its groups is part of every shard.
     """
-    whole = [
-        Entry(cell, number) for number, (_, cells) in enumerate(plan.groups) for cell in cells
-    ]
+    whole = [Entry(cell, number) for number, (_, cells) in enumerate(plan.groups) for cell in cells]
     others = [e for e in whole if not e.cell.is_baseline]
     k, n = shard
     own = others[len(others) * (k - 1) // n : len(others) * k // n]
@@ -95,7 +93,9 @@ def reuse(entries: Iterable[Entry], out: Path, tokens: Mapping[int, str]) -> lis
     return notes
 
 
-def chunks_of(entries: Sequence[Entry], plan: suite.Plan, jobs: int) -> tuple[list[Chunk], list[Chunk]]:
+def chunks_of(
+    entries: Sequence[Entry], plan: suite.Plan, jobs: int
+) -> tuple[list[Chunk], list[Chunk]]:
     """Return the chunks of what is left to do: first the baselines, then the rest.
 
     A group is cut only where there are fewer groups than jobs: each part trains the warm-up again.

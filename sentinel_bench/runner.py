@@ -71,7 +71,7 @@ class AnySession(Protocol):
     def warm_up(self, tick: Callable[[], None]) -> None:
         """Train the honest steps that all cells share."""
 
-    def run(self, cell: Cell, log: Any, tick: Callable[[], None]) -> str:
+    def run(self, cell: Cell, log: Any, tick: Callable[[], None], trace: Any = None) -> str:
         """Run one cell from the end of the warm-up, and log every event."""
 
     def state_bytes(self, cell: Cell) -> int:

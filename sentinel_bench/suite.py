@@ -243,8 +243,6 @@ def _opener(
         crewed.close()
 
 
-
-
 def load_tokens(scenario: Scenario, progress: Progress) -> Tokens:
     """Return the corpus of a scenario.
 

@@ -124,9 +124,7 @@ class Remote:
         self._living().call("warm_up", listen=partial(_listen, None, tick))
         self._warm = True
 
-    def run(
-        self, cell: Cell, log: Any, tick: Tick = lambda: None, trace: None = None
-    ) -> Any:
+    def run(self, cell: Cell, log: Any, tick: Tick = lambda: None, trace: None = None) -> Any:
         """Run one cell from the end of the warm-up, and log every event; there is no trace."""
         return self._living().call("run", cell, listen=partial(_listen, log, tick))
 

@@ -90,7 +90,7 @@ def test_every_number_is_that_of_the_scores(make: Make) -> None:
     assert shown.row("tampered with")[1:] == ["6", "12", "50.00%"]
     assert shown.row("honest", "6")[1:] == ["6", "60", "10.00%"]
     assert shown.row("operations")[1] == "+3.00 %"
-    assert shown.row("traffic")[1] == "7,424"
+    assert shown.row("bytes of checks")[1] == "7,424"
     assert shown.row("state")[1] == "640"
     assert shown.row("tokens per second")[1] == "400"
     assert shown.row("relative")[1] == "0.80"
