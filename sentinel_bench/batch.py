@@ -38,7 +38,7 @@ GRACE = 20.0
 """Seconds that a job has to record the cell that it is at, when the suite is interrupted."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """A cell of a suite, and what has become of it.
 
@@ -175,7 +175,7 @@ def run(
     _Crew(entries, plan, task, jobs, changed, say).run()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     """A process, and what it is at."""
 

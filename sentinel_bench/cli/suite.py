@@ -57,10 +57,8 @@ def suite_(track: str, **options: Any) -> int:
     if placement.torchrun:
         raise ConfigError("suite starts its own processes: use --processes instead of torchrun")
     suite.check_placement(plan, placement)
-    out, jobs = (
-        options["out"] or Path("runs") / track,
-        options["jobs"] or _jobs(placement.processes),
-    )
+    out = options["out"] or Path("runs") / track
+    jobs = options["jobs"] or _jobs(placement.processes)
     reporter = _output.Reporter()
     tokens = suite.load_tokens(plan.groups[0][0], reporter)
     entries = batch.entries_of(plan, tokens.digest, _shard(options["shard"]))
