@@ -47,7 +47,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sentinel_bench.soundness import (
     Row,
@@ -61,6 +61,9 @@ from sentinel_bench.soundness import (
     start_of,
     worker_of,
 )
+
+if TYPE_CHECKING:
+    from sentinel_bench.config import Scenario
 
 DAMAGE_TOLERANCE = 0.05  # nats per token
 CAPACITY_FLOOR = 0.5  # share of the workers of the thinnest stage

@@ -90,7 +90,10 @@ def reproduction(
     for row in found.rows:
         target = row.target(scale)
         if not target.missing:
-            alike = target.model_dump_json(exclude={"note"}), _scenario(row, scale, device).model_dump_json()
+            alike = (
+                target.model_dump_json(exclude={"note"}),
+                _scenario(row, scale, device).model_dump_json(),
+            )
             groups.setdefault(alike, []).append(row)
     if not groups:
         raise ConfigError(_nothing(found))
@@ -104,17 +107,13 @@ def reproduction(
     return found
 
 
-def shortest(attack: Component) -> Component:
-    """Return an attack without the parameters that are as they would be anyway.
-
-    Results are found by name: so an attack is called what boards call it.
-    """
+def spelled(attack: Component) -> Component:
+    """Return an attack as the tracks spell it: results are found by name."""
     whole = registry.attacks.params(attack)
-    for key in attack.params:
-        less = {k: v for k, v in attack.params.items() if k != key}
-        shorter = Component(name=attack.name, params=less)
-        if registry.attacks.params(shorter) == whole:
-            return shortest(shorter)
+    texts = dict.fromkeys(text for track in tracks.load().tracks.values() for text in track.attacks)
+    for other in map(Component.parse, texts):
+        if other.name == attack.name and registry.attacks.params(other) == whole:
+            return other
     return attack
 
 
@@ -137,22 +136,24 @@ def of_runs(finished: Iterable[suite.Finished]) -> dict[Key, Outcome]:
     return {key_of(item.cell): _outcome(item.result) for item in finished}
 
 
-def of_files(roots: Sequence[Path]) -> dict[Key, Outcome]:
-    """Return what all `result.json` below some folders say; of one cell, the newest.
+def of_files(roots: Sequence[Path]) -> tuple[dict[Key, Outcome], list[str]]:
+    """Return what all `result.json` below some folders say, and which were left out and why.
+
+    Of one cell the newest is taken.
 
     Raises:
         ConfigError: a folder does not exist.
     """
     found: dict[Key, Outcome] = {}
-    results, _ = leaderboard.read(roots)
+    results, problems = leaderboard.read(roots)
     for item in sorted(results, key=lambda r: (r.finished, r.place)):
         if item.entry:  # of a submission, under another name
             continue
         mode = "" if item.attack.partition(":")[0] in _DEALERS else item.mode
-        key = (item.attack, mode, item.defense, item.tuned, item.scenario, *item.seeds)
+        key: Key = (item.attack, mode, item.defense, item.tuned, item.scenario, *item.seeds)
         reason = (item.reason or "no reason") if item.outcome == "invalid" else ""
         found[key] = Outcome(item.scores, item.diverged, reason, item.versions)
-    return found
+    return found, [f"{problem.place}: {problem.reason}" for problem in problems]
 
 
 def _outcome(result: Mapping[str, Any]) -> Outcome:
@@ -191,7 +192,7 @@ def _plan(
     defenses = [] if target.defense is None else [target.defense]
     return suite.make_plan(
         suite.with_seeds(_scenario(members[0], scale, device), seeds),
-        [shortest(row.attack) for row in members if row.attack],
+        [spelled(row.attack) for row in members if row.attack],
         defenses,
         {d.name: tracks.tuned(target.track, d) for d in defenses},
         [target.aggregator],
@@ -200,7 +201,7 @@ def _plan(
 
 
 def _trio(row: Row, scale: Scale, cells: Sequence[Cell]) -> Trio:
-    target, attack = row.target(scale), shortest(row.attack or suite.NONE)
+    target, attack = row.target(scale), spelled(row.attack or suite.NONE)
     own = [cell for cell in cells if cell.attack == attack]
     baseline = next(cell for cell in cells if cell.is_baseline)
     return Trio(
