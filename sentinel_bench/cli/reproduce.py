@@ -159,10 +159,11 @@ def _picture(data: Mapping[str, Any], document: Path | None, out: Path) -> str:
     check_writable(folder)
     try:
         for kind, content in figure.render(data).items():
-            plots.save(folder / f"{name}.{kind}", content)
+            if document is None or kind == "svg":
+                plots.save(folder / f"{name}.{kind}", content)
     except OSError as error:
         raise RunError(f"{folder}: cannot write the figure: {error.strerror or error}") from error
-    click.echo(f"written: {folder / name}.png, .svg", err=True)
+    click.echo(f"written: {folder / name}.svg", err=True)
     return f"figures/{name}.svg"
 
 
@@ -231,7 +232,7 @@ def _print_plan(found: Reproduction, *, as_json: bool) -> None:
     table = _table("row", "what", "defense", "counterpart")
     for row in data["rows"]:
         counterpart = f"none: {row['missing']}" if row["missing"] else "yes"
-        table.add_row(str(row["number"]), show.what(row), row["defense"] or "none", counterpart)
+        table.add_row(str(row["number"]), show.what(row), show.defense(row), counterpart)
     console.print(table, markup=False)
 
 

@@ -139,11 +139,11 @@ def order(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
     tau and p are None where they are not defined.
     """
-    from scipy.stats import kendalltau
-
     tau = p = None
     sides = list(zip(*pairs, strict=True))
     if len(pairs) >= LEAST_ROWS and all(len(set(side)) > 1 for side in sides):
+        from scipy.stats import kendalltau
+
         found = kendalltau(*sides, variant="b")
         tau, p = float(found.statistic), float(found.pvalue)
     verdict: Verdict = "unclear"

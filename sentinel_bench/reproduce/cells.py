@@ -16,6 +16,7 @@ from sentinel_bench.score import scenario_digest
 
 Key = tuple[str | int, ...]
 """What names a cell in results: attack, mode, protection, settings, scenario, seeds."""
+LONGEST = 200  # characters of a reason
 _DEALERS = ("none", "mixed")
 """Attacks for which the mode of the scenario does not count."""
 
@@ -151,9 +152,15 @@ def of_files(roots: Sequence[Path]) -> tuple[dict[Key, Outcome], list[str]]:
             continue
         mode = "" if item.attack.partition(":")[0] in _DEALERS else item.mode
         key: Key = (item.attack, mode, item.defense, item.tuned, item.scenario, *item.seeds)
-        reason = (item.reason or "no reason") if item.outcome == "invalid" else ""
+        reason = _plain(item.reason or "no reason") if item.outcome == "invalid" else ""
         found[key] = Outcome(item.scores, item.diverged, reason, item.versions)
-    return found, [f"{problem.place}: {problem.reason}" for problem in problems]
+    return found, [_plain(f"{problem.place}: {problem.reason}") for problem in problems]
+
+
+def _plain(text: str) -> str:
+    """Return text of a file of others as one short line that a terminal shows as it is."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 def _outcome(result: Mapping[str, Any]) -> Outcome:

@@ -93,7 +93,7 @@ def _table(data: Data) -> str:
             f"{show.published(row, m, style)} / {show.own(row, m, style)}"
             for _, m, style in columns
         ]
-        names = [escape(show.what(row)), escape(row["defense"] or "none")]
+        names = [escape(show.what(row)), escape(show.defense(row))]
         judged = [show.sign(row, name) for name in signs]
         lines.append(
             [str(row["number"]), *names, *numbers, *judged, escape(show.verdict(row), None)]

@@ -50,7 +50,7 @@ class Target(Frozen):
         defense: None where only the attack alone was published.
         aggregator: what takes the place of the mean.
         note: in what the counterpart differs.
-        missing: why there is no counterpart; the others then do not count.
+        missing: why there is no counterpart; the others are then empty.
     """
 
     track: str = ""
@@ -212,7 +212,10 @@ def _resolve(name: str, table: Table, entry: Entry) -> Row:
 
 
 def _target(name: str, table: Mapping[str, Any], row: Mapping[str, Any]) -> Target:
-    return build(Target, merge(table, row), f"published.yaml, {name}")
+    whole = merge(table, row)
+    if whole.get("missing"):
+        whole = {"missing": whole["missing"]}
+    return build(Target, whole, f"published.yaml, {name}")
 
 
 def _loss(loss: float | None, perplexity: float | None) -> float | None:

@@ -76,6 +76,11 @@ def what(row: Data) -> str:
     return ", ".join(parts)
 
 
+def defense(row: Data) -> str:
+    """Return the defense of our cell, "-" where there is no cell."""
+    return "-" if row["missing"] else row["defense"] or "none"
+
+
 def published(row: Data, metric: str, style: str) -> str:
     """Return a published number, with its standard deviation if there is one."""
     value = row["published"].get(metric)
