@@ -124,6 +124,17 @@ def test_a_loss_that_diverged_is_harm_without_limit() -> None:
     json.dumps(data, allow_nan=False)
 
 
+def test_a_defense_under_which_the_loss_diverges_too_is_no_help() -> None:
+    found, made = table("table1", 2)
+    for seed in (0, 1):
+        for which in ("unprotected", "protected"):
+            made[cell_of(found, 2, seed, which)] = outcome(None, None)
+    (row,) = compare.compare(found, made)["rows"]
+    assert row["verdicts"]["harm"] == "agrees"
+    assert row["signs"]["own"]["helped"] is None
+    assert row["verdicts"]["helped"] == "unclear"
+
+
 def test_a_run_that_ended_early_has_no_excess() -> None:
     found, made = table("table1", 2)
     made[cell_of(found, 2, 0, "protected")] = outcome(4.0, None)
@@ -188,8 +199,8 @@ def test_results_without_events_are_read_and_the_newest_counts(tmp_path: Path) -
     found, _ = table("table1", 2)
     cell = found.trios[2][0].protected
     assert cell is not None
-    save(tmp_path / "b" / "1", result(cell, 4.5, "2026-01-02"))
-    save(tmp_path / "a" / "1", result(cell, 9.9, "2026-01-01"))
+    save(tmp_path / "a" / "1", result(cell, 4.5, "2026-01-02"))
+    save(tmp_path / "b" / "1", result(cell, 9.9, "2026-01-01"))
     other = result(cell, 8.8, "2026-01-03")
     other["cell"]["scenario"] = "another"
     save(tmp_path / "c", other)
