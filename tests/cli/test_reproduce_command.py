@@ -53,7 +53,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("a run has started")
 
-    monkeypatch.setattr("sentinel_bench.runner.Group.run", fail)
+    monkeypatch.setattr("sentinel_bench.suite.run", fail)
 
 
 @pytest.mark.usefixtures("small")
