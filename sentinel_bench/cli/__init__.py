@@ -13,6 +13,7 @@ from sentinel_bench.cli.docs import docs
 from sentinel_bench.cli.leaderboard import leaderboard
 from sentinel_bench.cli.new import new
 from sentinel_bench.cli.report import report
+from sentinel_bench.cli.reproduce import reproduce
 from sentinel_bench.cli.run import run
 from sentinel_bench.cli.score import score
 from sentinel_bench.cli.show import list_, show
@@ -34,7 +35,7 @@ def cli() -> None:
 
 for command in (
     *(run, suite_, sweep, list_, show, new, validate, score, report, calibrate),
-    *(leaderboard, submit, docs),
+    *(reproduce, leaderboard, submit, docs),
 ):
     cli.add_command(command)
 
