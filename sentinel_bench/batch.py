@@ -13,10 +13,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
@@ -26,6 +29,7 @@ from sentinel_bench import runner, suite
 from sentinel_bench.batch_worker import Work, work
 from sentinel_bench.config import Cell
 from sentinel_bench.errors import ConfigError, SentinelBenchError
+from sentinel_bench.pipeline.crew import PRELOAD, _variable, _without_interrupts
 from sentinel_bench.provenance import digest
 
 State = Literal["waiting", "running", "done", "reused", "failed"]
@@ -34,6 +38,8 @@ JOINS = 4
 """Cells that must be left for each job of a group before another one trains its warm-up too."""
 POLL = 0.5
 """Seconds between two looks at the jobs."""
+STARTING = 300.0
+"""Seconds that a job has to begin: a busy machine imports slowly."""
 GRACE = 20.0
 """Seconds that a job has to record the cell that it is at, when the suite is interrupted."""
 
@@ -186,6 +192,7 @@ class _Job:
     current: Entry | None = None
     ready: bool = False
     dismissed: bool = False
+    greeted: bool = False
     heard: float = field(default_factory=time.monotonic)
     begun: float = field(default_factory=time.time)
 
@@ -208,7 +215,7 @@ class _Crew:
         self._number = jobs
         self._changed = changed
         self._say = say
-        self._context = multiprocessing.get_context("spawn")
+        self._context = _server(task.threads or 1)
         self._jobs: list[_Job] = []
 
     def run(self) -> None:
@@ -257,7 +264,9 @@ class _Crew:
         cells = [entry.cell for entry in entries]
         scenario = self._plan.groups[group][0]
         process = self._context.Process(
-            target=work, args=(theirs, self._task, scenario, cells), name=f"suite, group {group}"
+            target=work,
+            args=(theirs, self._task, scenario, cells, dict(os.environ)),
+            name=f"suite, group {group}",
         )
         process.start()
         theirs.close()  # else its end would not be seen
@@ -289,7 +298,7 @@ class _Crew:
         except (EOFError, OSError):
             self._bury(job)
             return
-        job.heard = time.monotonic()
+        job.heard, job.greeted = time.monotonic(), True
         if kind == "say":
             self._say(value)
         elif kind == "share" and job.current is not None:
@@ -332,10 +341,11 @@ class _Crew:
     def _watch(self) -> None:
         """Give up on a job that has shown no progress for too long."""
         for job in list(self._jobs):
-            silent = time.monotonic() - job.heard
-            if not job.ready and not job.dismissed and silent > self._task.placement.timeout:
+            limit = self._task.placement.timeout if job.greeted else STARTING
+            late = time.monotonic() - job.heard > limit
+            if late and not job.ready and not job.dismissed:
                 job.process.kill()
-                self._bury(job, f"no progress for {self._task.placement.timeout:g} s (--timeout)")
+                self._bury(job, f"no progress for {limit:g} s (--timeout)")
 
     def _end(self) -> None:
         """End all processes; each records the cell that it is at as interrupted."""
@@ -349,6 +359,16 @@ class _Crew:
             if job.current is not None:
                 job.current.state = "waiting"
         self._jobs.clear()
+
+
+def _server(threads: int) -> ForkServerContext:
+    """Return what starts processes, forked from a server that has imported torch once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    resource_tracker.ensure_running()  # the server would start it, and unblock interrupts
+    with _variable("OMP_NUM_THREADS", str(threads)), _without_interrupts():
+        forkserver.ensure_running()
+    return context
 
 
 def fate(code: int | None) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from sentinel_bench import plugins, suite
 from sentinel_bench.config import Cell, Scenario
 from sentinel_bench.errors import RunError
+from sentinel_bench.pipeline.worker import _end_with_the_chief
 from sentinel_bench.placement import Placement
 from sentinel_bench.runner import Group, Job, message
 
@@ -43,22 +44,27 @@ class Work:
     files: dict[Path, bytes] = field(default_factory=plugins.in_use)
 
 
-def work(pipe: Connection, task: Work, scenario: Scenario, cells: Sequence[Cell]) -> None:
+def work(
+    pipe: Connection,
+    task: Work,
+    scenario: Scenario,
+    cells: Sequence[Cell],
+    environment: dict[str, str],
+) -> None:
     """Warm up, say "ready", and run the cells whose numbers come; None ends it.
 
     Each order is a number and the result of the cell without attack and defense, if it is known.
-    What is told: ("say", text), ("share", of the steps of the cell), ("ready", None), and
+    What is told: ("hello", None), ("say", text), ("share", of the steps), ("ready", None), and
     ("over", (folder, result, reason)); without a result the reason says why.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which ends its jobs
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _end_with_the_chief()  # a suite that is killed leaves nobody at work
+    os.environ.update(environment)
     from sentinel_bench.pipeline.session import prepare
-    from sentinel_bench.pipeline.worker import signal_at_end_of_parent
 
-    signal_at_end_of_parent(signal.SIGKILL)  # a suite that is killed leaves nobody at work
-    if os.getppid() == 1:
-        return
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        pipe.send(("hello", None))
         plugins.use(task.files)
         threads = prepare(scenario.device, task.threads)
         progress = Told(pipe)

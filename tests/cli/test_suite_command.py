@@ -147,7 +147,7 @@ def test_a_cell_that_fails_stops_no_other_and_is_listed_with_its_reason(
     done = call("suite", *small, *options, "--jobs", "2")
     assert done.status == 1
     said = {
-        "raise": "RuntimeError at lethal.py",
+        "raise": "raised RuntimeError: on purpose",
         "kill": "its process was killed by signal 9",
         "hang": "no progress for 4 s (--timeout)",
     }
