@@ -39,7 +39,7 @@ def test_an_entry_stands_beside_other_rows_with_its_level(board: Path) -> None:
         assert row["marks"] == ["self-reported"]
         assert row["metrics"] == found[attack, "cascade"]["metrics"]
     assert track(board)["entries"] == [{"subject": "cascade @ mine", "level": "self-reported"}]
-    (path,) = build([board], board)
+    path, *_ = build([board], board)
     text = path.read_text()
     assert "| cascade @ mine | self-reported |" in text
     assert "## Defense: cascade @ mine\n" in text
@@ -74,7 +74,7 @@ def test_an_attack_of_an_entry_changes_no_other_row(board: Path, runs: Path) -> 
 
 def test_a_board_without_entries_has_no_section_for_them(board: Path) -> None:
     shutil.rmtree(board / "smoke" / "mine")
-    (path,) = build([board], board)
+    path, *_ = build([board], board)
     assert "Submissions" not in path.read_text()
 
 
