@@ -150,10 +150,10 @@ def test_one_seed_shows_nothing(
 ) -> None:
     one = tracks.Track(summary="x", attacks=["none", "zeros"], seeds=[0])
     monkeypatch.setattr(tracks, "load", lambda: tracks.Benchmark(tracks={"smoke": one}))
-    for defense, damage in (("a", 3.0), ("b", 0.0)):
+    for defense, damage in (("a", 3.0), ("b", 0.0), ("c", None)):
         put(defense, "none", 1)
-        put(defense, seeds=1, **UNSEEN, undetected_damage=damage)
-    assert ranks(tmp_path) == [(1, True, "b"), (1, True, "a")]
+        put(defense, seeds=1, **UNSEEN, undetected_damage=damage, diverged=damage is None)
+    assert ranks(tmp_path) == [(1, True, "b"), (1, True, "a"), (1, True, "c")]
 
 
 LOST = {"recall": 49.0, "undetected_damage": None, "excess_loss": None}
