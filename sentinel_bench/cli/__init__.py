@@ -18,6 +18,7 @@ from sentinel_bench.cli.run import run
 from sentinel_bench.cli.score import score
 from sentinel_bench.cli.show import list_, show
 from sentinel_bench.cli.submit import submit
+from sentinel_bench.cli.suite import suite_
 from sentinel_bench.cli.sweep import sweep
 from sentinel_bench.cli.validate import validate
 from sentinel_bench.errors import SentinelBenchError
@@ -33,7 +34,7 @@ def cli() -> None:
 
 
 for command in (
-    *(run, sweep, list_, show, new, validate, score, report, compare),
+    *(run, suite_, sweep, list_, show, new, validate, score, report, compare),
     *(calibrate, leaderboard, submit, docs),
 ):
     cli.add_command(command)
