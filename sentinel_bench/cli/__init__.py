@@ -9,6 +9,7 @@ import click
 
 from sentinel_bench import __version__
 from sentinel_bench.cli.calibrate import calibrate
+from sentinel_bench.cli.compare import compare
 from sentinel_bench.cli.docs import docs
 from sentinel_bench.cli.leaderboard import leaderboard
 from sentinel_bench.cli.new import new
@@ -34,8 +35,8 @@ def cli() -> None:
 
 
 for command in (
-    *(run, suite_, sweep, list_, show, new, validate, score, report, calibrate),
-    *(reproduce, leaderboard, submit, docs),
+    *(run, suite_, reproduce, sweep, list_, show, new, validate, score, report, compare),
+    *(calibrate, leaderboard, submit, docs),
 ):
     cli.add_command(command)
 

@@ -22,7 +22,10 @@ def leaderboard() -> None:
 @click.option("--track", help="only this track  [default: all that have results]")
 @click.option("--json", "as_json", is_flag=True, help="print the tables as JSON; write nothing")
 def build(results: tuple[Path, ...], out: Path, track: str | None, as_json: bool) -> None:
-    """Write OUT/TRACK/README.md from all result.json files below RESULTS."""
+    """Write README.md, board.json and board.csv to OUT/TRACK from all results below RESULTS.
+
+    Results are files with the name result.json.
+    """
     from sentinel_bench import leaderboard as boards
     from sentinel_bench.record import check_writable
 

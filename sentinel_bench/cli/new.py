@@ -40,5 +40,8 @@ def new(kind: Kind, name: str, folder: Path | None) -> None:
         f"\nnext: change {file}, then\n"
         f"    pytest {shlex.quote(str(folder))}\n"
         f"    sentinel-bench validate {module}/{name} --plugin {file}\n"
-        f"    sentinel-bench run --track smoke {run} --plugin {file}"
+        f"    sentinel-bench run --track smoke {run} --plugin {file}\n"
+        f"\nto let others use it: 'pip install -e {shlex.quote(str(folder))}' makes it "
+        f"{name}/{name}, without --plugin;\n"
+        f"{folder / 'README.md'} says how to submit it"
     )

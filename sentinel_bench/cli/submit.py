@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -64,7 +65,7 @@ def pack(as_json: bool, **options: Any) -> int:
         _print(findings)
         if done.left_out:
             click.echo(f"left out: {len(done.left_out)} runs that are not of this entry", err=True)
-        click.echo("nothing was written" if done.folder is None else str(done.folder), err=True)
+        click.echo(_next(done.folder, mend=bool(findings)), err=True)
     return 1 if findings else 0
 
 
@@ -149,6 +150,15 @@ def verify(
         _output.stdout().print(_reruns(done.reruns))
         click.echo(f"{done.level}: {len(done.reruns)} of {done.cells} cells run again", err=True)
     return 0 if all(rerun.agrees for rerun in done.reruns) else 1
+
+
+def _next(folder: Path | None, mend: bool) -> str:
+    """Say what was written, and what to do with it."""
+    if folder is None:
+        return "nothing was written"
+    first = f"mend {shlex.quote(str(folder / 'entry.yaml'))}, then: " if mend else ""
+    command = f"sentinel-bench submit check {shlex.quote(str(folder))}"
+    return f"written: {folder}\nnext: {first}{command}"
 
 
 def _count(findings: Sequence[Finding], where: str) -> str:

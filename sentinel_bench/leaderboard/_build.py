@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sentinel_bench.errors import RunError
 from sentinel_bench.leaderboard._markdown import render
 from sentinel_bench.leaderboard._summary import summarize
+from sentinel_bench.leaderboard._table import table
 from sentinel_bench.record import write_atomically
 
 
 def build(results: Sequence[Path], out: Path, track: str | None = None) -> list[Path]:
-    """Write `<out>/<track>/README.md` for each track, or for one; each atomically.
+    """Write `README.md`, `board.json` and `board.csv` to `<out>/<track>/`, for each track or one.
 
-    A result file that cannot be used is listed in every table with its reason, and in `summarize`.
+    Each is written atomically. A result file that cannot be used is listed in every table with its
+    reason, and in `summarize`.
 
     Args:
         results: folders that are searched for `result.json`, or such files.
@@ -26,17 +30,30 @@ def build(results: Sequence[Path], out: Path, track: str | None = None) -> list[
 
     Raises:
         ConfigError: a path does not exist, or there is no usable result (of the track).
-        RunError: a table cannot be written.
+        RunError: a file cannot be written.
     """
     summary = summarize(results, track)
     written = []
     for name, content in summary["tracks"].items():
-        path = out / name / "README.md"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, render(name, content, summary["problems"]))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise RunError(f"{path}: cannot be written: {reason}; choose another folder") from error
-        written.append(path)
+        for path, text in _files(out / name, name, content, summary["problems"]).items():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, text)
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise RunError(
+                    f"{path}: cannot be written: {reason}; choose another folder"
+                ) from error
+            written.append(path)
     return written
+
+
+def _files(
+    folder: Path, name: str, content: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]
+) -> dict[Path, str]:
+    board = {"schema": 1, "track": name, "problems": problems, **content}
+    return {
+        folder / "README.md": render(name, content, problems),
+        folder / "board.json": json.dumps(board, indent=1, allow_nan=False) + "\n",
+        folder / "board.csv": table(content["rows"]),
+    }

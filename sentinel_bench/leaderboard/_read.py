@@ -48,6 +48,7 @@ class Result:
     seeds: tuple[int, ...]
     scenario: str
     setting: str
+    workers: int | None
     outcome: str
     reason: str
     diverged: bool
@@ -88,8 +89,7 @@ def read(roots: Iterable[Path]) -> tuple[list[Result], list[Problem]]:
             place = f"{base.name}/{path.relative_to(base).as_posix()}"
             try:
                 told = _standing(path, entries)
-                data = json.loads(path.read_bytes(), parse_constant=_refuse)
-                results += _entered(_parse(place, data), told)
+                results += _entered(_parse(place, _load(path)), told)
             except (OSError, ValueError, RecursionError) as error:
                 text = error.strerror if isinstance(error, OSError) else str(error)
                 problems.append(Problem(place, text or type(error).__name__))
@@ -137,6 +137,19 @@ def _entered(item: Result, told: Standing | None) -> list[Result]:
     return [replace(guest, defense=name) if told.kind == "defense" else replace(guest, attack=name)]
 
 
+def _load(path: Path) -> Any:
+    """Read strict JSON.
+
+    Raises:
+        OSError, ValueError, RecursionError: it is none, or holds text that cannot be written.
+    """
+    content = path.read_bytes()
+    data = json.loads(content, parse_constant=_refuse)
+    if b"\\ud" in content.lower():  # half a surrogate pair
+        json.dumps(data, ensure_ascii=False).encode()
+    return data
+
+
 def _refuse(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
@@ -173,6 +186,7 @@ def _parse(place: str, data: Any) -> Result:
         seeds=tuple(seeds[name] for name in _SEEDS),
         scenario=_text(cell, "scenario"),
         setting=_setting(cell.get("setting")),
+        workers=_workers(cell.get("setting")),
         outcome=outcome,
         reason=_text(scores, "reason", optional=True),
         diverged=scores.get("diverged") is True,
@@ -214,6 +228,16 @@ def _setting(value: Any) -> str:
     get = value.get
     grid = f"{get('stages')} stages x {get('replicas')} replicas"
     return f"{get('model')}, {grid}, {get('steps')} steps, {get('device')}"
+
+
+def _workers(value: Any) -> int | None:
+    """Return the number of workers, None if it is not known."""
+    if not isinstance(value, dict):
+        return None
+    stages, replicas = value.get("stages"), value.get("replicas")
+    if type(stages) is not int or type(replicas) is not int or min(stages, replicas) < 1:
+        return None
+    return stages * replicas
 
 
 def _versions(provenance: Any) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,14 +10,11 @@ from typing import Any
 from sentinel_bench.errors import ConfigError, nearest
 from sentinel_bench.leaderboard._cost import costs
 from sentinel_bench.leaderboard._damage import defenses
+from sentinel_bench.leaderboard._interval import T_95, interval
+from sentinel_bench.leaderboard._rank import rankings
 from sentinel_bench.leaderboard._read import NUMBERS, Result, read
 
-# Student's t for 1 to 30 degrees of freedom: the textbook two-sided 95 % values.
-T_95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
+__all__ = ["T_95", "interval", "newest", "summarize"]
 
 
 def summarize(results: Sequence[Path], track: str | None = None) -> dict[str, Any]:
@@ -30,8 +26,10 @@ def summarize(results: Sequence[Path], track: str | None = None) -> dict[str, An
 
     Returns:
         `problems`: files left out, each with `path` and `reason`; `tracks`: for each track
-        `settings`, `seeds` (the most that a row has), `rows`, `defenses` (see `_damage.defenses`),
-        `costs` (see `_cost.costs`), `entries` (submissions), `notes`, `versions`, `commands`.
+        `settings`, `seeds` (the most that a row has), `rankings` (see `_rank.rankings`), `rows`,
+        `defenses` (see `_damage.defenses`), `costs` (see `_cost.costs`), `entries` (submissions),
+        `notes`, `versions`, `commands`. `values` of a row are those of its `seeds`, in their
+        order; None where a cell is invalid or has no number.
 
     Raises:
         ConfigError: a path does not exist, or there is no usable result (of the track).
@@ -49,27 +47,12 @@ def summarize(results: Sequence[Path], track: str | None = None) -> dict[str, An
     return {
         "schema": 1,
         "problems": [{"path": p.place, "reason": p.reason} for p in problems],
-        "tracks": {name: _track(by_track[name]) for name in names},
+        "tracks": {name: _track(name, by_track[name]) for name in names},
     }
 
 
-def interval(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Return mean, half width of the 95 % t-interval (None below two values) and number.
-
-    Beyond 31 values the quantile of 30 degrees of freedom is used, which is slightly too wide.
-    """
-    n = len(values)
-    if n == 0:
-        return {"mean": None, "half": None, "n": 0}
-    mean = math.fsum(values) / n
-    if n == 1:
-        return {"mean": mean, "half": None, "n": 1}
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    return {"mean": mean, "half": T_95[min(n - 1, 30) - 1] * deviation / math.sqrt(n), "n": n}
-
-
-def _track(results: list[Result]) -> dict[str, Any]:
-    kept, notes = _newest(results)
+def _track(name: str, results: list[Result]) -> dict[str, Any]:
+    kept, notes = newest(results)
     groups: dict[tuple[str, str, str, str], list[Result]] = defaultdict(list)
     for item in kept:
         groups[item.defense, item.attack, item.mode, item.scenario].append(item)
@@ -88,6 +71,7 @@ def _track(results: list[Result]) -> dict[str, Any]:
             for number, (digest, text) in enumerate(settings.items(), start=1)
         ],
         "seeds": most,
+        "rankings": rankings(kept, list(settings), name),
         "rows": rows,
         "defenses": defenses(measured, list(settings)),
         "costs": costs(measured, list(settings)),
@@ -108,7 +92,7 @@ def _entries(results: Iterable[Result]) -> list[dict[str, str]]:
     return [{"subject": subject, "level": level} for subject, level in sorted(found.items())]
 
 
-def _newest(results: Iterable[Result]) -> tuple[list[Result], list[str]]:
+def newest(results: Iterable[Result]) -> tuple[list[Result], list[str]]:
     """Keep the newest result of each digest, then of each cell and seeds; note what is left out."""
     notes = []
     kept = list(results)
@@ -171,6 +155,10 @@ def _row(results: list[Result], scenarios: list[str]) -> dict[str, Any]:
         "seeds": [dict(zip(("model", "data", "threat"), r.seeds, strict=True)) for r in results],
         "n": len(valid),
         "metrics": values,
+        "values": {
+            name: [None if r.outcome == "invalid" else r.scores[name] for r in results]
+            for name in NUMBERS
+        },
         "diverged": sum(item.diverged for item in valid),
         "outcomes": {name: outcomes[name] for name in ("defended", "broken", "invalid")},
         "invalid": invalid,

@@ -46,6 +46,7 @@ from sentinel_bench.submit.rules import (
 from sentinel_bench.submit.rules import EVENTS as EVENTS_OF_CELL
 
 WARMUP = 1e-3  # relative: the honest warm-up of a seed is the same in all of its cells
+_UNVERSIONED = "others cannot run a plugin of a file: install it, run without --plugin, pack again"
 SPEEDS = 10.0  # factor between two measurements of one speed on a busy machine
 
 
@@ -133,7 +134,7 @@ def _entry(entry: Entry, name: str) -> Iterator[Finding]:
         if not getattr(entry, key).strip():
             yield finding(f"{ENTRY}: {key}", "entry", "is empty", f"fill in {key}")
     if not entry.plugin.version.strip():
-        yield finding(f"{ENTRY}: plugin.version", "entry", "is empty", "fill in the version")
+        yield finding(f"{ENTRY}: plugin.version", "entry", "is empty", _UNVERSIONED)
     packages = packages_of(entry.subject)
     if entry.plugin.package not in packages:
         what = f"is {entry.plugin.package!r}, and the name says {' or '.join(packages)}"

@@ -27,7 +27,8 @@ def test_a_table_by_hand(save: Any, tmp_path: Path) -> None:
         save(f"r{seed}", seed=seed, knowledge="honest", **rates, **damage)
     save("n", "none", "none", f1=100.0, excess_loss=None)
     out = tmp_path / "boards"
-    assert build([tmp_path / "runs"], out) == [out / "core" / "README.md"]
+    files = ["README.md", "board.json", "board.csv"]
+    assert build([tmp_path / "runs"], out) == [out / "core" / name for name in files]
     lines = (out / "core" / "README.md").read_text().splitlines()
     assert lines[0] == "# core"
     assert "llama-tiny, 8 stages x 8 replicas, 350 steps, cpu" in lines[4]
@@ -62,7 +63,7 @@ def test_a_table_by_hand(save: Any, tmp_path: Path) -> None:
 
 def test_what_an_older_result_lacks_is_a_dash(save: Any, age: Any, tmp_path: Path) -> None:
     age(save("a", knowledge="honest"))
-    (path,) = build([tmp_path / "runs"], tmp_path / "out")
+    path, *_ = build([tmp_path / "runs"], tmp_path / "out")
     text = path.read_text()
     assert "| zero (activation) | – | 1.0 / +1.000 |" in text  # noqa: RUF001
     assert "| zero | activation | – | 1 | 1.0 | 1.0 | – | +1.000 | 1.0 |" in text  # noqa: RUF001
@@ -70,10 +71,10 @@ def test_what_an_older_result_lacks_is_a_dash(save: Any, age: Any, tmp_path: Pat
 
 def test_attack_success_is_shown_where_any_row_has_it(save: Any, tmp_path: Path) -> None:
     save("a", "zero")
-    (path,) = build([tmp_path], tmp_path / "out")
+    path, *_ = build([tmp_path], tmp_path / "out")
     assert "attack success |" not in path.read_text()
     save("b", "backdoor", attack_success_rate=93.75, attack_success_base=1.25)
-    (path,) = build([tmp_path], tmp_path / "out")
+    path, *_ = build([tmp_path], tmp_path / "out")
     text = path.read_text()
     assert "| relative TPS | attack success | success before | outcome |" in text
     assert "| 1.00 | 93.8 | 1.2 | 1 defended |" in text
@@ -87,7 +88,7 @@ def test_each_defense_says_what_damage_it_finds_and_what_passes(save: Any, tmp_p
     save("d", "sign", recall=10.0, undetected_damage=0.5)
     save("e", "boom", "none", recall=0.0, excess_loss=None, undetected_damage=None, diverged=True)
     save("f", "boom", recall=100.0, undetected_damage=0.0)
-    (path,) = build([tmp_path], tmp_path / "out")
+    path, *_ = build([tmp_path], tmp_path / "out")
     lines = path.read_text().splitlines()
     assert lines[lines.index("## Defense: sentinel") + 2] == (
         "Damage-weighted recall: 40.0 over 2 attacks; largest undetected damage: +0.500 "
@@ -108,7 +109,7 @@ def test_each_defense_says_what_it_costs_where_results_do(save: Any, tmp_path: P
     save("b", "sign", extra_flops=0.03, extra_bytes=3000.0, state_bytes=4096.0)
     save("c", "tilt")  # of an older version
     save("d", "zero", "coherence")
-    (path,) = build([tmp_path], tmp_path / "out")
+    path, *_ = build([tmp_path], tmp_path / "out")
     lines = path.read_text().splitlines()
     sentinel = lines[lines.index("## Defense: sentinel") :]
     # The means over the results that say it: 2.5 %, 2000 bytes.
@@ -124,7 +125,7 @@ def test_each_defense_says_what_it_costs_where_results_do(save: Any, tmp_path: P
 def test_a_cost_belongs_to_its_setting(save: Any, tmp_path: Path) -> None:
     for number, steps in enumerate((350, 200)):
         save(f"a{number}", "zero", steps=steps, extra_flops=1.0 + number, extra_bytes=5.0)
-    (path,) = build([tmp_path], tmp_path / "out")
+    path, *_ = build([tmp_path], tmp_path / "out")
     found = [line for line in path.read_text().splitlines() if "Cost: +" in line]
     assert {line[:6] for line in found} == {"\\[1\\] ", "\\[2\\] "}
     assert sorted(line[6:19] for line in found) == ["Cost: +100.00", "Cost: +200.00"]
@@ -134,7 +135,7 @@ def test_of_two_settings_each_has_a_line_of_its_own(save: Any, tmp_path: Path) -
     for number, steps in enumerate((350, 200)):
         save(f"a{number}", "zero", "none", steps=steps, undetected_damage=0.0)
         save(f"b{number}", "zero", steps=steps, recall=90.0 + number, undetected_damage=0.0)
-    (path,) = build([tmp_path], tmp_path / "out")
+    path, *_ = build([tmp_path], tmp_path / "out")
     found = [line for line in path.read_text().splitlines() if "90.0 over" in line]
     other = [line for line in path.read_text().splitlines() if "91.0 over" in line]
     assert {found[0][:6], other[0][:6]} == {"\\[1\\] ", "\\[2\\] "}
@@ -145,7 +146,7 @@ def test_all_rows_of_a_table_have_the_same_number_of_cells(save: Any, tmp_path: 
     save("a", "zero:x='a|b'")
     save("b", steps=200, detection_steps_mean=None)
     save("c", "none", "none", outcome="invalid", reason="host: disk | full\nnow")
-    (path,) = build([tmp_path], tmp_path / "out")
+    path, *_ = build([tmp_path], tmp_path / "out")
     width = 0
     for line in path.read_text().splitlines():
         bars = line.replace("\\|", "").count("|")
@@ -155,7 +156,7 @@ def test_all_rows_of_a_table_have_the_same_number_of_cells(save: Any, tmp_path: 
 
 def test_an_invalid_cell_is_marked_with_its_reason(save: Any, tmp_path: Path) -> None:
     save("a", seed=4, f1=None, outcome="invalid", reason="defense: x | y")
-    (path,) = build([tmp_path], tmp_path / "out")
+    path, *_ = build([tmp_path], tmp_path / "out")
     text = path.read_text()
     assert "| zero (activation) | – | invalid † |" in text  # noqa: RUF001
     assert "**1 invalid**" in text
@@ -165,7 +166,7 @@ def test_an_invalid_cell_is_marked_with_its_reason(save: Any, tmp_path: Path) ->
 def test_problems_are_listed(save: Any, tmp_path: Path) -> None:
     save("good")
     save("torn").write_text("{")
-    (path,) = build([tmp_path / "runs"], tmp_path / "out")
+    path, *_ = build([tmp_path / "runs"], tmp_path / "out")
     assert "* left out: runs/torn/result.json: " in path.read_text()
 
 
@@ -173,8 +174,8 @@ def test_each_track_has_its_folder(save: Any, tmp_path: Path) -> None:
     save("a")
     save("b", track="mixed")
     out = tmp_path / "out"
-    assert [path.parent.name for path in build([tmp_path], out)] == ["core", "mixed"]
-    assert [path.parent.name for path in build([tmp_path], out, "mixed")] == ["mixed"]
+    assert [path.parent.name for path in build([tmp_path], out)][::3] == ["core", "mixed"]
+    assert {path.parent.name for path in build([tmp_path], out, "mixed")} == {"mixed"}
 
 
 @given(st.text())
@@ -192,15 +193,14 @@ def test_the_same_results_give_the_same_bytes(
     for number, attack in enumerate(("zero", "sign", "none", "alie:z=0.3")):
         for seed in range(3):
             save(f"r{number}-{seed}", attack, seed=seed, f1=33.3 + seed / 7)
-    (path,) = build([tmp_path / "runs"], tmp_path / "out")
-    first = path.read_bytes()
+    first = [path.read_bytes() for path in build([tmp_path / "runs"], tmp_path / "out")]
     walk = os.walk
     monkeypatch.setattr(os, "walk", lambda *a, **k: reversed(list(walk(*a, **k))))
     parts = sorted((tmp_path / "runs").iterdir())
-    assert build([tmp_path / "runs"], tmp_path / "out")[0].read_bytes() == first
-    assert build(parts, tmp_path / "out") == build(parts[::-1], tmp_path / "out")
-    assert path.read_bytes() == first
-    assert [file.name for file in path.parent.iterdir()] == ["README.md"]
+    for places in ([tmp_path / "runs"], parts, parts[::-1]):
+        files = build(places, tmp_path / "out")
+        assert [path.read_bytes() for path in files] == first
+    assert sorted((tmp_path / "out" / "core").iterdir()) == sorted(files)
 
 
 def test_a_place_that_cannot_be_written_is_an_error(save: Any, tmp_path: Path) -> None:
@@ -221,5 +221,5 @@ def test_five_hundred_results_are_quick(save: Any, tmp_path: Path) -> None:
 def test_a_speed_that_is_not_known_is_not_shown(save: Any, tmp_path: Path) -> None:
     for seed, speed in enumerate((0.9, 0.95, 4.0)):  # mean 1.95, half width 4.3 * 1.76 / sqrt(3)
         save(f"a{seed}", "zero", seed=seed, relative_tps=speed)
-    (path,) = build([tmp_path], tmp_path / "out")
+    path, *_ = build([tmp_path], tmp_path / "out")
     assert "| busy | 3 defended |" in path.read_text()

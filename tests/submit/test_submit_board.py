@@ -39,7 +39,7 @@ def test_an_entry_stands_beside_other_rows_with_its_level(board: Path) -> None:
         assert row["marks"] == ["self-reported"]
         assert row["metrics"] == found[attack, "cascade"]["metrics"]
     assert track(board)["entries"] == [{"subject": "cascade @ mine", "level": "self-reported"}]
-    (path,) = build([board], board)
+    path, *_ = build([board], board)
     text = path.read_text()
     assert "| cascade @ mine | self-reported |" in text
     assert "## Defense: cascade @ mine\n" in text
@@ -72,9 +72,25 @@ def test_an_attack_of_an_entry_changes_no_other_row(board: Path, runs: Path) -> 
     assert after["defenses"] == before["defenses"] and after["costs"] == before["costs"]
 
 
+def test_guests_are_ranked_like_all_others_and_bring_no_defense_of_their_own(
+    board: Path, runs: Path
+) -> None:
+    (ranking,) = track(board)["rankings"]
+    places = [(e["rank"], e["tie"], e["defense"]) for e in ranking["defenses"]]
+    assert places == [(1, True, "cascade"), (1, True, "cascade @ mine"), (None, False, "none")]
+    folders = [p for p in runs.iterdir() if "delay" not in p.name]
+    assert pack(folders, "smoke", "theirs", board, kind="attack").folder is not None
+    (ranking,) = track(board)["rankings"]
+    assert ("zeros @ theirs", "activation") in [
+        (e["attack"], e["mode"]) for e in ranking["attacks"] if e["rank"]
+    ]
+    alone = summarize([board / "smoke" / "theirs"])["tracks"]["smoke"]["rankings"]
+    assert alone[0]["defenses"] == []
+
+
 def test_a_board_without_entries_has_no_section_for_them(board: Path) -> None:
     shutil.rmtree(board / "smoke" / "mine")
-    (path,) = build([board], board)
+    path, *_ = build([board], board)
     assert "Submissions" not in path.read_text()
 
 
