@@ -174,10 +174,10 @@ def test_a_cell_that_fails_stops_no_other_and_is_listed_with_its_reason(
     "words, said",
     [
         (["nosuch"], "unknown track 'nosuch'"),
-        (["smok"], "did you mean 'smoke'"),
+        (["smok"], "did you mean smoke?"),
         (["smoke", "--attack", "zeross"], "zeros"),
         (["smoke", "--defense", "sentinal"], "sentinel"),
-        (["smoke", "--mode", "activations"], "did you mean 'activation'"),
+        (["smoke", "--mode", "activations"], "did you mean activation?"),
         (["smoke", "--shard", "3/2"], "--shard '3/2': write K/N"),
         (["smoke", "--shard", "0/2"], "--shard '0/2': write K/N"),
         (["smoke", "--seeds", "x"], "--seeds 'x'"),
