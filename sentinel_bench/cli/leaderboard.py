@@ -22,8 +22,12 @@ def leaderboard() -> None:
 @click.option("--track", help="only this track  [default: all that have results]")
 @click.option("--json", "as_json", is_flag=True, help="print the tables as JSON; write nothing")
 def build(results: tuple[Path, ...], out: Path, track: str | None, as_json: bool) -> None:
-    """Write OUT/TRACK/README.md from all result.json files below RESULTS."""
+    """Write OUT/TRACK/README.md from all result.json files below RESULTS, and OUT/site.
+
+    Open OUT/site/index.html in a browser.
+    """
     from sentinel_bench import leaderboard as boards
+    from sentinel_bench.leaderboard import site
     from sentinel_bench.record import check_writable
 
     if as_json:
@@ -32,12 +36,11 @@ def build(results: tuple[Path, ...], out: Path, track: str | None, as_json: bool
     check_writable(out)
     for path in boards.build(results, out, track):
         click.echo(str(path))
+    click.echo(str(site.write(results, out, track)))
 
 
 @leaderboard.command()
-@click.argument(
-    "runs", metavar="RUNS...", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
+@click.argument("runs", metavar="RUNS...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("leaderboards"), show_default=True
 )
