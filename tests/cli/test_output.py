@@ -293,7 +293,8 @@ def test_score_of_what_is_no_run_is_one_line(call: Call, tiny: Tiny) -> None:
 def test_leaderboards_are_built_from_runs(call: Call, tiny: Tiny) -> None:
     call(*ZEROS, *tiny())
     done = call("leaderboard", "build", "runs", "--out", "boards")
-    assert (done.status, done.out) == (0, f"{Path('boards/custom/README.md')}\n")
+    board, site = Path("boards/custom/README.md"), Path("boards/site/index.html")
+    assert (done.status, done.out) == (0, f"{board}\n{site}\n")
     assert "averaging" in Path("boards/custom/README.md").read_text()
     done = call("leaderboard", "build", "runs", "--out", "none", "--json")
     assert json.loads(done.out)

@@ -122,6 +122,6 @@ def file_of(kind: str, name: str) -> str:
     What had to be changed for that is told apart by digits of a digest.
     """
     plain = re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.")[:LONGEST]
-    if plain != name:
+    if plain != name or not name:
         plain = f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}".lstrip("-")
     return f"{kind}-{plain}.html"

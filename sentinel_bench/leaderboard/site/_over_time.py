@@ -100,7 +100,7 @@ def bans(cells: Sequence[Curves]) -> Chart | None:
             drawn.append(Line([*points, (curves.steps, float(len(steps)))], color, dash, True))
     acted = max(sum(a is not None for *_, a in curves.attackers) for curves in cells)
     drawn.append(Line([(x[0], float(acted)), (x[1], float(acted))], *BASE))
-    y = (0.0, max([1.0, *(y or 0.0 for line in drawn for _, y in line.points)]))
+    y = (0.0, max([1.0, *(count or 0.0 for line in drawn for _, count in line.points)]))
     return Chart("Workers banned", lines("Bans over steps", drawn, x, y, _starts(cells)))
 
 
@@ -160,8 +160,8 @@ def _fence(
         out = value is None or (low is not None and value <= low) or (
             high is not None and value >= high)  # fmt: skip
         shown = y[1] if value is None else value
-        at = f"M{frame.x(step) - 3:.1f} {frame.y(shown):.1f}"
-        frame.path(f"{at}a3 3 0 1 0 6 0a3 3 0 1 0-6 0z", "v-out" if out else "v-in")
+        place = f"{frame.x(step) - 3:.1f} {frame.y(shown):.1f}"
+        frame.path(f"M{place}a3 3 0 1 0 6 0a3 3 0 1 0-6 0z", "v-out" if out else "v-in")
     if worker.acted is not None:
         frame.upright(worker.acted - 0.5, "v-act")
     if worker.banned is not None:

@@ -105,7 +105,7 @@ def _entry(board: Board, kind: str, name: str) -> str:
     shown = _tables.columns(rows)
     cells = [cell for cell in board.content["cells"] if cell[kind] == name]
     draw = _of_defense if kind == "defense" else _of_attack
-    sections = [
+    sections: list[dict[str, Any]] = [
         {"item": item, "charts": draw(board, item["row"])}
         for item in (_tables.table(rows, shown) if kind == "defense" else _lines(board, rows))
     ]
