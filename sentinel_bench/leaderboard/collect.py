@@ -10,7 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def _candidates(
         found, problems = read([path])
         done.left_out += [LeftOut(folder, p.reason, failed=True) for p in problems]
         for item in found:
-            slots[_slot(item)].append(item)
+            slots[_slot(item)].append(replace(item, path=path))  # as it was named
     return slots, {slot[0] for slot in slots}
 
 

@@ -1,4 +1,4 @@
-"""`sentinel-bench leaderboard collect`, then `build`: what is printed where, and the exit status."""
+"""`sentinel-bench leaderboard collect`, then `build`: what is printed, and the exit status."""
 
 from __future__ import annotations
 
