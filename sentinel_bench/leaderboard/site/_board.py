@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sentinel_bench.leaderboard._read import Result, read
-from sentinel_bench.leaderboard._summary import _newest, summarize
+from sentinel_bench.leaderboard._summary import summarize
 from sentinel_bench.leaderboard.site._curves import Curves, read_curves
 
 Row = Mapping[str, Any]
@@ -73,7 +73,7 @@ def load(results: Sequence[Path]) -> list[Board]:
     boards = []
     for name, content in summary["tracks"].items():
         settings = {s["digest"]: s["number"] for s in content["settings"]}
-        kept = sorted(_newest(by_track[name])[0], key=lambda r: (r.seeds, r.place))
+        kept = _newest(by_track[name])
         curves: dict[Key, list[Seeded]] = defaultdict(list)
         for item in kept:
             found = read_curves(item)
@@ -84,6 +84,15 @@ def load(results: Sequence[Path]) -> list[Board]:
         content |= {"cells": cells, "problems": summary["problems"]}
         boards.append(Board(name, content, curves))
     return boards
+
+
+def _newest(results: Iterable[Result]) -> list[Result]:
+    """Return the results that the summary keeps, in the order of their seeds."""
+    found = {
+        (r.defense, r.attack, r.mode, r.scenario, r.seeds): r
+        for r in sorted(results, key=lambda r: (r.finished, r.place))
+    }
+    return sorted(found.values(), key=lambda r: (r.seeds, r.place))
 
 
 def key_of(row: Row) -> Key:
