@@ -84,7 +84,7 @@ def cell(row: Row, metric: Metric) -> Cell:
         if not row["n"]:
             return Cell("invalid", "invalid", None)
         return Cell("diverged", "diverged", WORST, 5) if lost else Cell(DASH, DASH, None)
-    if metric.key == "relative_tps" and (found["half"] or 0) > BUSY:
+    if metric.key == "relative_tps" and speed(found) == "busy":
         return Cell("busy", "busy", None)
     text = number(mean, metric.style)
     more = f" ({lost} diverged)" if lost else ""
@@ -92,6 +92,13 @@ def cell(row: Row, metric: Metric) -> Cell:
         text + more, interval(found, metric.style, row["n"]) + more, mean,
         5 if lost else level(mean, metric),
     )  # fmt: skip
+
+
+def speed(found: Row | None) -> str:
+    """Return a relative speed; "busy" where it is not known well enough to say anything."""
+    if found and (found.get("half") or 0) > BUSY:
+        return "busy"
+    return interval(found, "z.2f")
 
 
 def interval(found: Row | None, style: str, expected: int = 0) -> str:

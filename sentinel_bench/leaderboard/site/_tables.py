@@ -14,6 +14,7 @@ from sentinel_bench.leaderboard.site._metrics import (
     Metric,
     cell,
     interval,
+    speed,
 )
 
 Row = Mapping[str, Any]
@@ -94,7 +95,7 @@ def ranking(board: Board, found: Row) -> dict[str, Any]:
                 "damage": interval((item["worst"] or {}).get("damage"), "+z.3f"),
                 "f1": interval((item["worst"] or {}).get("f1"), ".1f"),
                 "mean_f1": interval(item["mean_f1"], ".1f"),
-                "relative_tps": interval(item["relative_tps"], ".2f"),
+                "relative_tps": speed(item["relative_tps"]),
                 "false_bans": interval(item["false_bans"], ".1f"),
             }
             for item in found["defenses"]
