@@ -152,6 +152,7 @@ def _parse(place: str, data: Any) -> Result:
     """
     if not isinstance(data, dict) or data.get("schema") != 1:
         raise ValueError("not a result of schema 1")
+    json.dumps(data, ensure_ascii=False).encode()  # text that no file can hold is refused
     cell, scores = _mapping(data, "cell"), _mapping(data, "scores")
     seeds = _mapping(cell, "seeds")
     track, outcome = _text(cell, "track"), _text(scores, "outcome")

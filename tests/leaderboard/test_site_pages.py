@@ -164,6 +164,15 @@ def test_names_of_strangers_cannot_act(save: Any, tmp_path: Path) -> None:
     assert outside == [] and sorted(p.name for p in (tmp_path / "out").iterdir()) == ["site"]
 
 
+def test_a_name_that_no_file_can_hold_is_left_out(save: Any, tmp_path: Path) -> None:
+    save("a")
+    path = save("b", attack="ones")
+    path.write_text(path.read_text().replace('"ones"', '"\\ud800"'))
+    site.write([tmp_path / "runs"], tmp_path / "out")
+    text = checked(tmp_path / "out" / "site")["index.html"].text
+    assert "runs/b/result.json : 'utf-8' codec can't encode character" in text
+
+
 def test_invalid_cells_alone_give_pages_that_say_so(save: Any, tmp_path: Path) -> None:
     save("a", outcome="invalid", reason="attack: it broke", **dict.fromkeys(("f1", "recall")))
     site.write([tmp_path / "runs"], tmp_path / "out")
