@@ -84,6 +84,16 @@ def test_collecting_again_changes_nothing(make: Make, tmp_path: Path) -> None:
     assert before == [(path.name, path.stat().st_mtime_ns) for path in sorted(target.iterdir())]
 
 
+@pytest.mark.parametrize("name", ["curves.json", "result.json"])
+def test_a_folder_that_lost_a_file_is_mended(make: Make, tmp_path: Path, name: str) -> None:
+    make()
+    (target,) = run(tmp_path).written
+    before = (target / name).read_bytes()
+    (target / name).unlink()
+    assert run(tmp_path).written == [target]
+    assert (target / name).read_bytes() == before
+
+
 def test_names_are_fit_for_every_file_system(make: Make) -> None:
     folder = make(attack="delay:steps=5", defense="sentinel:violations=3", aggregator="median",
                   seeds__model=1, seeds__data=2, seeds__threat=3)  # fmt: skip

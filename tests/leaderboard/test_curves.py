@@ -115,12 +115,12 @@ def test_a_trace_gives_values_and_fences_of_each_step(draw: Draw) -> None:
 def test_long_lists_are_thinned_out_and_say_so(draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "FLAGS", 3)
     monkeypatch.setattr(curves, "WORKERS", 2)
-    flags = [flag(step, 2, 3, l1=[step, 0, 1]) for step in range(4, 9)]
+    flags = [flag(step, 2, 3, l1=[step, 0, 1]) for step in range(4, 10)]
     found = draw(act(4, 2, 3), ban(5, 0, 0), ban(6, 0, 1), ban(7, 0, 2), *flags)
     assert len(found["bans"]) == 2 and len(found["attackers"]) == 2
     assert found["more"] == {"attackers": 1, "bans": 1}
     missed = found["workers"][-1]
-    assert [row[0] for row in missed["statistics"][0]["flags"]] == [4, 6, 8]  # the last is kept
+    assert [row[0] for row in missed["statistics"][0]["flags"]] == [5, 7, 9]  # the last is kept
 
 
 def test_what_is_not_finite_is_null(draw: Draw) -> None:

@@ -150,6 +150,7 @@ def test_names_of_strangers_cannot_act(save: Any, tmp_path: Path) -> None:
             cell |= {"mode": name, "tuned": {name: name}, "code": name}
             cell["setting"]["model"] = name
             content |= {"digest": name, "commands": [name]}
+            content["scores"]["excess_loss"] = 10.0 - number  # the first is named in the scatter
             content["provenance"]["packages"] = {name: name}
             path.write_text(json.dumps(content))
     (tmp_path / "runs" / "<b>bad").mkdir()

@@ -193,6 +193,16 @@ def test_curves_are_those_beside_the_result(save: Any, tmp_path: Path) -> None:
     assert key == ("sentinel", "zero", "activation", 1) and seeded.curves is not None
 
 
+def test_the_newest_result_of_a_cell_brings_its_curves(save: Any, tmp_path: Path) -> None:
+    for name, digest, finished in (("a", "d", "2026-02-01"), ("b", "e", "2026-01-01")):
+        path = save(name, change={"digest": digest, "finished": finished})
+        (path.parent / "curves.json").write_text(json.dumps(CURVES | {"digest": digest}))
+    (board,) = load([tmp_path / "runs"])
+    ((seeded,),) = board.curves.values()
+    assert seeded.curves is not None and seeded.curves.digest == "d"
+    assert [cell["digest"] for cell in board.content["cells"]] == ["d"]
+
+
 def test_a_matrix_has_a_place_for_each_pair_and_marks_what_is_missing(
     save: Any, tmp_path: Path
 ) -> None:
