@@ -228,8 +228,7 @@ class Scenario(Frozen):
 
     @property
     def honest(self) -> Scenario:
-        """The same without a threat: what decides about the honest warm-up, and is shared by all
-        cells that can fork from one."""
+        """The same without a threat: cells that agree in it fork from one honest warm-up."""
         seeds = self.seeds.model_copy(update={"threat": 0})
         update = {"threat": ThreatConfig(), "faults": FaultConfig(), "seeds": seeds}
         return self.model_copy(update=update)

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -81,14 +82,19 @@ def code_digest(sources: Mapping[Path, bytes]) -> str:
     parts = []
     for path, source in sources.items():
         try:
-            tree = ast.parse(source)
+            parts.append([path.name, _tree_digest(source)])
         except (SyntaxError, ValueError) as error:
             raise ConfigError(f"{path}: cannot be read as Python: {error}") from error
-        for node in ast.walk(tree):
-            if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-                del node.body[0]
-        parts.append([path.name, hashlib.sha256(ast.dump(tree).encode()).hexdigest()])
     return hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()
+
+
+@lru_cache(maxsize=1024)  # a suite asks for the same files once for each cell
+def _tree_digest(source: bytes) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
 def module_sources(module: str) -> dict[Path, bytes]:
@@ -117,7 +123,8 @@ def module_sources(module: str) -> dict[Path, bytes]:
     return dict(found.values())
 
 
-def imported(source: bytes, package: str) -> list[str]:
+@lru_cache(maxsize=1024)
+def imported(source: bytes, package: str) -> tuple[str, ...]:
     """Return all modules that a source may import, and names in them that may be modules too.
 
     Args:
@@ -134,7 +141,7 @@ def imported(source: bytes, package: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package)
             found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    return found
+    return tuple(found)
 
 
 def _source(spec: ModuleSpec) -> bytes:

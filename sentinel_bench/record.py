@@ -97,6 +97,22 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"{path}: cannot make the run folder: {_explain(error)}") from error
 
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Go on with the record of a run whose process has died; half a row at its end is cut off.
+
+        Raises:
+            RunError: it cannot be read or written.
+        """
+        key = read_config(path)["digest"]
+        try:
+            with (path / EVENTS).open("ab+") as file:
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            return cls(path, key)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written: {_explain(error)}") from error
+
     def append(self, kind: str, /, **fields: Any) -> None:
         """Write one event; see `append_row`."""
         append_row(self._events, self.path / EVENTS, kind, **fields)

@@ -24,6 +24,7 @@ from sentinel_bench.provenance import differing, digest, provenance, source_dige
 from sentinel_bench.record import (
     RunFolder,
     find_finished,
+    find_runs,
     read_config,
     read_events,
     read_result,
@@ -162,8 +163,101 @@ def known_cells(out: Path) -> Known:
     return known
 
 
+def find(known: Known, cell: Cell, key: dict[str, Any]) -> tuple[Path | None, str]:
+    """Return the folder of the finished cell; if only a similar one is there, say why not.
+
+    Args:
+        known: what there is.
+        cell: the cell.
+        key: its identity.
+    """
+    similar = known.get(_slot(cell), [])
+    for folder, other in similar:
+        if digest(other) == digest(key):
+            return folder, ""
+    if not similar:
+        return None, ""
+    folder, other = similar[-1]
+    keys = ", ".join(differing(key, other))
+    return None, f"{title(cell)}: {folder} is not reused; differs in {keys}"
+
+
+def run_group(job: Job, scenario: Scenario, cells: Sequence[Cell]) -> list[Finished]:
+    """Run the cells that share a warm-up, the baseline first; what is known already is taken."""
+    found = [find(job.known, cell, identity(cell, job.tokens.digest)) for cell in cells]
+    for _, note in found:
+        if note:
+            job.progress.say(note)
+    group = Group(job, scenario, [c for c, (f, _) in zip(cells, found, strict=True) if f is None])
+    done = []
+    for cell, (folder, _) in zip(cells, found, strict=True):
+        if folder is None:
+            finished = group.run(cell)
+        else:
+            finished = Finished(cell, folder, rescored(folder), reused=True)
+            job.progress.say(f"{title(cell)}: reused {folder}")
+        if cell.is_baseline:
+            group.baseline = finished.result
+        done.append(finished)
+    return done
+
+
+def failed_cells(out: Path) -> dict[str, str]:
+    """Return digest and reason of each cell of `out` whose newest finished run is invalid."""
+    failed: dict[str, str] = {}
+    for folder in find_runs(out):
+        try:
+            key, result = read_config(folder)["digest"], read_result(folder)
+        except SentinelBenchError:
+            continue
+        scores = (result or {}).get("scores")
+        if isinstance(scores, dict):
+            failed.pop(key, None)
+            if scores.get("outcome") == "invalid":
+                failed[key] = str(scores.get("reason"))
+    return failed
+
+
+def seconds_of(folder: Path) -> float:
+    """Return what a finished run took, its own warm-up included; 0 if that is not recorded."""
+    last = read_events(folder)[-1]
+    return float(last.get("seconds") or 0.0) if last["type"] == "end" else 0.0
+
+
+def bury(out: Path, key: dict[str, Any], reason: str, since: float) -> Finished | None:
+    """Finish the record of a cell whose process has died; None if it had none yet.
+
+    Args:
+        out: folder of the run folders.
+        key: identity of the cell.
+        reason: how the process came to its end.
+        since: when the cell was begun, in seconds of the system's clock.
+
+    Raises:
+        RunError: the record cannot be read or written.
+    """
+    for path in reversed(find_runs(out)):
+        if path.stat().st_mtime < since:
+            continue
+        config = read_config(path)
+        if config["digest"] != digest(key) or read_result(path) is not None:
+            continue
+        with RunFolder.reopen(path) as folder:
+            folder.append("error", party="host", message=reason)
+            folder.append("end", status="error", time=_now(), seconds=time.time() - since)
+            cell = Cell.model_validate(config["cell"])
+            return Finished(cell, path, _finish(folder, config, {}))
+    return None
+
+
 class Group:
-    """The cells that share a warm-up."""
+    """Cells that share a warm-up, run one at a time.
+
+    Args:
+        job: where and how.
+        scenario: of one of them; see `config.Scenario.honest` for what they share.
+        cells: all that may be run; their defenses and attackers watch the warm-up.
+    """
 
     def __init__(self, job: Job, scenario: Scenario, cells: Sequence[Cell]) -> None:
         self._job = job
@@ -171,38 +265,12 @@ class Group:
         self._cells = cells
         self._session: AnySession | None = None
         self._alone = False
-        self._baseline: dict[str, Any] | None = None
+        self.baseline: dict[str, Any] | None = None
+        """The result of the run without attack and defense, once it is known."""
 
-    def run(self) -> list[Finished]:
-        """Run what is not known yet, the baseline first."""
-        keys = [identity(cell, self._job.tokens.digest) for cell in self._cells]
-        folders = [self._find(cell, key) for cell, key in zip(self._cells, keys, strict=True)]
-        missing = [c for c, folder in zip(self._cells, folders, strict=True) if folder is None]
-        done = []
-        for cell, key, folder in zip(self._cells, keys, folders, strict=True):
-            if folder is None:
-                finished = self._run_cell(cell, key, missing)
-            else:
-                finished = Finished(cell, folder, _rescored(folder), reused=True)
-                self._job.progress.say(f"{_title(cell)}: reused {folder}")
-            if cell.is_baseline:
-                self._baseline = finished.result
-            done.append(finished)
-        return done
-
-    def _find(self, cell: Cell, key: dict[str, Any]) -> Path | None:
-        """Return the folder of the finished cell; if only a similar one is there, say why not."""
-        known = self._job.known.get(_slot(cell), [])
-        for folder, other in known:
-            if digest(other) == digest(key):
-                return folder
-        if known:
-            folder, other = known[-1]
-            keys = ", ".join(differing(key, other))
-            self._job.progress.say(f"{_title(cell)}: {folder} is not reused; differs in {keys}")
-        return None
-
-    def _run_cell(self, cell: Cell, key: dict[str, Any], missing: Sequence[Cell]) -> Finished:
+    def run(self, cell: Cell) -> Finished:
+        """Run a cell, and record it."""
+        key = identity(cell, self._job.tokens.digest)
         config = {
             "cell": cell.model_dump(mode="json"),
             "defense": registry.defenses.params(cell.resolved_defense).model_dump(
@@ -218,34 +286,32 @@ class Group:
         ):
             status = "error"
             try:
-                session = self._warm_session(cell, missing)
+                session = self.warm_session(cell)
                 self._head(folder, cell, session)
-                self._job.progress.start(
-                    _title(cell), session.scenario.train.steps - session.warmup
-                )
+                self._job.progress.start(title(cell), session.scenario.train.steps - session.warmup)
                 status = session.run(cell, folder, self._job.progress.advance, trace)
                 folder.append("cost", **session.cost(cell))
             except KeyboardInterrupt:
                 status = "interrupted"
                 raise
             except Exception as error:  # one failing cell never stops the others
-                folder.append("error", party=_party(error), message=_message(error))
-                self._job.progress.say(f"{cell.label}: {_message(error)}")
+                folder.append("error", party=party_of(error), message=message(error))
+                self._job.progress.say(f"{cell.label}: {message(error)}")
             finally:
                 self._job.progress.finish()
                 seconds = time.perf_counter() - started
                 folder.append("end", status=status, time=_now(), seconds=seconds)
-                result = self._finish(folder, config)
+                result = _finish(folder, config, self._job.execution)
         return Finished(cell, folder.path, result)
 
-    def _warm_session(self, cell: Cell, missing: Sequence[Cell]) -> AnySession:
+    def warm_session(self, cell: Cell) -> AnySession:
         """Return a warmed-up session: a shared one, or one for this cell alone.
 
         A plugin that fails in the shared warm-up must not take the other cells with it.
         """
         if self._session is None and not self._alone:
             try:
-                self._session = self._warm(missing)
+                self._session = self._warm(self._cells)
             except PluginError:
                 self._alone = True
         return self._session or self._warm([cell])
@@ -271,7 +337,7 @@ class Group:
             state_bytes=session.state_bytes(cell),
         )
         if not cell.is_baseline:
-            base = self._baseline or {"digest": None, "scores": {}}
+            base = self.baseline or {"digest": None, "scores": {}}
             here = self._job.execution["placement"]
             alike = base.get("provenance", {}).get("placement", Placement().record()) == here
             folder.append(
@@ -281,16 +347,20 @@ class Group:
                 tokens_per_second=base["scores"].get("tokens_per_second") if alike else None,
             )
 
-    def _finish(self, folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
-        from sentinel_bench.score import result
 
-        source = provenance() | dict(self._job.execution)
-        content = result(config | {"digest": folder.digest}, read_events(folder.path), source)
-        folder.finish(content)
-        return content
+def _finish(
+    folder: RunFolder, config: dict[str, Any], execution: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Score the events of a run, and write its result."""
+    from sentinel_bench.score import result
+
+    source = provenance() | dict(execution)
+    content = result(config | {"digest": folder.digest}, read_events(folder.path), source)
+    folder.finish(content)
+    return content
 
 
-def _rescored(folder: Path) -> dict[str, Any]:
+def rescored(folder: Path) -> dict[str, Any]:
     """Return the result of a finished cell, scored anew in case the definitions have changed."""
     from sentinel_bench.score import result
 
@@ -307,16 +377,22 @@ def _slot(cell: Cell) -> Slot:
     return cell.attack.label(), cell.protection, seeds.model, seeds.data, *threat
 
 
-def _title(cell: Cell) -> str:
+def title(cell: Cell) -> str:
+    """Name a cell for the user, with its seeds and mode."""
     seeds = cell.scenario.seeds
     numbers = dict.fromkeys([seeds.model, seeds.data, seeds.threat])
+    return f"seed {'/'.join(map(str, numbers))}: {attack_of(cell)} vs {cell.protection}"
+
+
+def attack_of(cell: Cell) -> str:
+    """Name the attack of a cell, with its mode if it has another one than the usual."""
     mode = cell.scenario.threat.mode
     where = "" if cell.attack.name == "none" or mode == "activation" else f" ({mode})"
-    name = f"{cell.attack.label()}{where} vs {cell.protection}"
-    return f"seed {'/'.join(map(str, numbers))}: {name}"
+    return f"{cell.attack.label()}{where}"
 
 
-def _party(error: Exception) -> str:
+def party_of(error: Exception) -> str:
+    """Say who is at fault: a plugin, "fault", "host" or "pipeline"."""
     party = getattr(error, "party", None)
     if isinstance(party, str):
         return party
@@ -327,7 +403,8 @@ def _party(error: Exception) -> str:
     return "pipeline"
 
 
-def _message(error: Exception) -> str:
+def message(error: Exception) -> str:
+    """Say in one line what went wrong; for an error that no user can mend, where."""
     if isinstance(error, SentinelBenchError):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]

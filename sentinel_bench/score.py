@@ -47,7 +47,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sentinel_bench.soundness import (
     Row,
@@ -61,6 +61,9 @@ from sentinel_bench.soundness import (
     start_of,
     worker_of,
 )
+
+if TYPE_CHECKING:
+    from sentinel_bench.config import Scenario
 
 DAMAGE_TOLERANCE = 0.05  # nats per token
 CAPACITY_FLOOR = 0.5  # share of the workers of the thinnest stage
@@ -104,20 +107,15 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
         events: all rows of the run.
         provenance: from `record.provenance`.
     """
-    from sentinel_bench.config import Component, FaultConfig, Scenario
+    from sentinel_bench.config import Component, Scenario
     from sentinel_bench.provenance import digest
 
     cell = config["cell"]
     # settings that the record is too old to know were at their defaults
-    scenario = Scenario.model_validate(cell["scenario"]).model_dump(mode="json")
-    seeds, track = scenario.pop("seeds"), scenario.pop("track")
+    whole = Scenario.model_validate(cell["scenario"])
+    scenario = whole.model_dump(mode="json")
+    seeds, track = scenario["seeds"], scenario["track"]
     mode, knowledge = _threat(events)
-    setting = scenario | {"threat": {k: v for k, v in scenario["threat"].items() if k != "mode"}}
-    # as in results that are older than these settings
-    if setting["faults"] == FaultConfig().model_dump(mode="json"):
-        del setting["faults"]
-    newer = {"microbatches": 1, "precision": "auto"}
-    setting["train"] = {k: v for k, v in setting["train"].items() if newer.get(k) != v}
     return {
         "schema": 1,
         "digest": config["digest"],
@@ -131,7 +129,7 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
             "code": digest(_code(config.get("identity", {}))),
             "tuned": {} if "values" in cell["defense"]["params"] else cell.get("tuned", {}),
             "seeds": seeds,
-            "scenario": digest(setting),
+            "scenario": scenario_digest(whole),
             "setting": {
                 "model": scenario["model"]["preset"],
                 "stages": scenario["grid"]["stages"],
@@ -144,6 +142,21 @@ def result(config: Row, events: Sequence[Row], provenance: Row) -> dict[str, Any
         "provenance": dict(provenance),
         "commands": list(config.get("commands", [])),
     }
+
+
+def scenario_digest(scenario: Scenario) -> str:
+    """Return what names a scenario in results: of all but its track, its seeds and its mode."""
+    from sentinel_bench.config import FaultConfig
+    from sentinel_bench.provenance import digest
+
+    setting = scenario.model_dump(mode="json", exclude={"track": True, "seeds": True})
+    del setting["threat"]["mode"]
+    # as in results that are older than these settings
+    if setting["faults"] == FaultConfig().model_dump(mode="json"):
+        del setting["faults"]
+    newer = {"microbatches": 1, "precision": "auto"}
+    setting["train"] = {k: v for k, v in setting["train"].items() if newer.get(k) != v}
+    return digest(setting)
 
 
 def _threat(events: Sequence[Row]) -> tuple[str, str]:

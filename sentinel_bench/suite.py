@@ -5,20 +5,22 @@ No torch here: the pipeline is imported when the first cell starts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sentinel_bench import registry
-from sentinel_bench.config import Cell, Component, Scenario, Seeds
+from sentinel_bench.config import Cell, Component, Mode, Scenario, Seeds
 from sentinel_bench.errors import ConfigError
 from sentinel_bench.models.presets import layers_per_stage
 from sentinel_bench.placement import Placement
 from sentinel_bench.record import check_writable
-from sentinel_bench.runner import Finished, Group, Job, Progress, identity, known_cells
+from sentinel_bench.runner import Finished, Job, Progress, identity, known_cells, run_group, title
 from sentinel_bench.threat import place
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ __all__ = [
     "load_tokens",
     "make_plan",
     "run",
+    "title",
 ]
 
 NONE = Component(name="none")
@@ -107,6 +110,42 @@ def make_plan(
             cells[attack.label(), cell.protection] = cell
         plan.groups.append((scenario, list(cells.values())))
     return plan
+
+
+def plan_track(
+    scenario: Scenario,
+    modes: Sequence[Mode],
+    seeds: Sequence[int],
+    attacks: Sequence[Component],
+    defenses: Sequence[Component],
+    tuned: dict[str, dict[str, Any]],
+    aggregators: Sequence[Component] = (MEAN,),
+    *,
+    unprotected: bool = True,
+) -> Plan:
+    """Return the cells of a track: each attack in each mode, without and with each defense.
+
+    Attacks on weights have no mode, and are run once.
+
+    Args:
+        scenario: of the track.
+        modes: activation, gradient, both.
+        seeds: each for model, data and threat alike.
+        attacks, defenses, tuned, aggregators, unprotected: see `make_plan`.
+
+    Raises:
+        ConfigError, PluginError: as `make_plan` does.
+    """
+    plan = Plan()
+    moded = [a for a in attacks if a == NONE or registry.attacks.get(a.name).axis != "weights"]
+    for number, mode in enumerate(modes):
+        threat = scenario.threat.model_copy(update={"mode": mode})
+        scenarios = with_seeds(scenario.model_copy(update={"threat": threat}), seeds)
+        chosen = moded if number else attacks
+        plan.groups += make_plan(
+            scenarios, chosen, defenses, tuned, aggregators, unprotected=unprotected
+        ).groups
+    return share_warmups(plan)
 
 
 def share_warmups(plan: Plan) -> Plan:
@@ -186,9 +225,9 @@ def run(
     tokens = load_tokens(first, progress)
     known = known_cells(out) if resume else {}
     execution = {"threads": threads, "placement": placement.record()}
-    with _opener(placement, first, tokens, threads) as opener:
-        job = Job(tokens, out, progress, tuple(commands), execution, known, opener, trace)
-        return [done for s, cells in plan.groups for done in Group(job, s, cells).run()]
+    with opener(placement, first, tokens, threads) as opened:
+        job = Job(tokens, out, progress, tuple(commands), execution, known, opened, trace)
+        return [done for s, cells in plan.groups for done in run_group(job, s, cells)]
 
 
 def check_placement(plan: Plan, placement: Placement) -> None:
@@ -225,7 +264,7 @@ def _check_trace(plan: Plan, placement: Placement) -> None:
 
 
 @contextmanager
-def _opener(
+def opener(
     placement: Placement, scenario: Scenario, tokens: Tokens, threads: int
 ) -> Iterator[Callable[[Scenario, Sequence[Cell]], Any]]:
     """Return what begins a session; end the processes that it has started."""
@@ -241,6 +280,19 @@ def _opener(
         yield crewed
     finally:
         crewed.close()
+
+
+def seconds_per_step(scenario: Scenario, tokens: Tokens) -> float:
+    """Measure a few training steps without attack and defense in this process."""
+    from sentinel_bench.pipeline.session import Session, prepare
+
+    prepare(scenario.device, 1)
+    few = {"warmup_steps": 4, "steps": 5}
+    short = scenario.model_copy(update={"train": scenario.train.model_copy(update=few)})
+    cell = Cell(scenario=short, attack=NONE, defense=NONE)
+    ends: list[float] = []
+    Session(short, [cell], tokens).warm_up(lambda: ends.append(time.perf_counter()))
+    return min(later - one for one, later in pairwise(ends))
 
 
 def load_tokens(scenario: Scenario, progress: Progress) -> Tokens:

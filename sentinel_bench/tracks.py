@@ -28,6 +28,7 @@ class Track(Frozen):
         scenario: what differs from the defaults of `Scenario`.
         attacks: the attacks of its board, as `name:key=value`.
         modes, seeds: the modes and seeds of its board; each seed for model, data and threat alike.
+        board: the defenses of its board, as `name:key=value`.
         defenses: name of a defense to its tuned settings.
     """
 
@@ -36,6 +37,7 @@ class Track(Frozen):
     attacks: list[str] = []
     modes: list[Mode] = Field(["activation"], min_length=1)
     seeds: list[int] = Field([0, 1, 2], min_length=1)
+    board: list[str] = ["averaging", "sentinel", "duplicate-work", DEFENSE]
     defenses: dict[str, dict[str, Any]] = {}
 
 

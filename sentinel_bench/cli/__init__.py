@@ -13,10 +13,12 @@ from sentinel_bench.cli.docs import docs
 from sentinel_bench.cli.leaderboard import leaderboard
 from sentinel_bench.cli.new import new
 from sentinel_bench.cli.report import report
+from sentinel_bench.cli.reproduce import reproduce
 from sentinel_bench.cli.run import run
 from sentinel_bench.cli.score import score
 from sentinel_bench.cli.show import list_, show
 from sentinel_bench.cli.submit import submit
+from sentinel_bench.cli.suite import suite_
 from sentinel_bench.cli.sweep import sweep
 from sentinel_bench.cli.validate import validate
 from sentinel_bench.errors import SentinelBenchError
@@ -32,8 +34,8 @@ def cli() -> None:
 
 
 for command in (
-    *(run, sweep, list_, show, new, validate, score, report, calibrate),
-    *(leaderboard, submit, docs),
+    *(run, suite_, sweep, list_, show, new, validate, score, report, calibrate),
+    *(reproduce, leaderboard, submit, docs),
 ):
     cli.add_command(command)
 

@@ -15,6 +15,7 @@ from sentinel_bench import plugins, tracks
 from sentinel_bench.config import (
     Component,
     Frozen,
+    Mode,
     Scenario,
     build,
     check,
@@ -135,9 +136,14 @@ def cell_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def execution_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add where cells are recorded, how they are run, and what is printed, to a click command."""
+    return placed(Path("runs"))(command)
+
+
+def placed(out: Path | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds the options of execution; `out` is the default folder."""
     options = [
         click.option(
-            "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
+            "--out", type=click.Path(path_type=Path), default=out, show_default=out is not None,
             help="folder of the run folders",
         ),
         click.option(
@@ -172,9 +178,13 @@ def execution_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table"),
     ]  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def placement(options: dict[str, Any]) -> Placement:
@@ -244,11 +254,7 @@ def resolve_scenarios(file: RunFile, options: dict[str, Any]) -> tuple[str, list
             set_dotted(changes, key, parse_value(options[name], option))
     if options["data"] is not None:
         changes["data"] = _corpus(options["data"])
-    for setting in options["settings"]:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {setting!r} is not KEY=VALUE, for example train.lr=1e-3")
-        set_dotted(changes, key.strip(), parse_value(value, f"--set {setting}"))
+    _set_all(changes, options["settings"])
     scenario = tracks.scenario(track, merge(file.scenario, changes))
     find_corpus(scenario.data)
     if options["seeds"] is None:
@@ -256,6 +262,40 @@ def resolve_scenarios(file: RunFile, options: dict[str, Any]) -> tuple[str, list
     if "seeds" in changes:
         raise ConfigError("--seeds sets all three seeds: leave out --model-seed and its kin")
     return track, with_seeds(scenario, parse_seeds(options["seeds"]))
+
+
+def changed(track: str, settings: Sequence[str], device: str | None) -> Scenario:
+    """Return the scenario of a track with `--set` and `--device` laid on it.
+
+    Raises:
+        ConfigError: an unknown track, key, value or corpus.
+    """
+    changes: dict[str, Any] = {} if device is None else {"device": device}
+    _set_all(changes, settings)
+    scenario = tracks.scenario(track, changes)
+    find_corpus(scenario.data)
+    return scenario
+
+
+def _set_all(changes: dict[str, Any], settings: Sequence[str]) -> None:
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting!r} is not KEY=VALUE, for example train.lr=1e-3")
+        set_dotted(changes, key.strip(), parse_value(value, f"--set {setting}"))
+
+
+def modes(given: Sequence[str]) -> list[Mode]:
+    """Read `--mode`.
+
+    Raises:
+        ConfigError: an unknown mode.
+    """
+    known: tuple[Mode, ...] = get_args(Mode)
+    for text in given:
+        if text not in known:
+            raise ConfigError(f"--mode {text}: one of {', '.join(known)}{nearest(text, known)}")
+    return [mode for mode in known if mode in given]
 
 
 def parse_seeds(text: str) -> list[int]:

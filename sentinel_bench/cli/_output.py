@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -115,6 +116,14 @@ class Reporter:
         elif self._label and self._done:
             self.say(f"{self._label}: done in {time.monotonic() - self._started:.0f} s")
         self._label, self._done = "", 0
+
+
+def plain_table(columns: Sequence[str]) -> Table:
+    """Return an empty table; the first column is text, the others are numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    return table
 
 
 def result_table(finished: list[Finished]) -> Table:

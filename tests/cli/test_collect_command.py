@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import act, ban, log, write_run
+from made_runs import act, ban, log, write_run
 
 from sentinel_bench.config import Scenario
 

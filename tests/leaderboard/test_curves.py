@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import act, at, ban, digest_of, flag, log, write_run
+from made_runs import act, at, ban, digest_of, flag, log, write_run
 
 from sentinel_bench.config import Scenario
 from sentinel_bench.leaderboard import curves

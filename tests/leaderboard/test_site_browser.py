@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import act, ban, flag, log, write_run
+from made_runs import act, ban, flag, log, write_run
 
 from sentinel_bench.config import Scenario
 from sentinel_bench.leaderboard import site

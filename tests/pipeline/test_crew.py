@@ -33,7 +33,7 @@ from sentinel_bench.pipeline import chief, crew
 from sentinel_bench.pipeline.crew import LocalCrew
 from sentinel_bench.pipeline.torchrun import under_torchrun
 from sentinel_bench.pipeline.worker import Failure
-from sentinel_bench.runner import _party
+from sentinel_bench.runner import party_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -148,12 +148,12 @@ def test_an_error_of_a_worker_is_raised_as_it_is_with_its_rank(start: Start, ran
         (RuntimeError("CUDA out of memory. Tried 2 GiB"), RunError, "host"),
     ],
 )
-def test_a_failure_keeps_class_and_party(error: BaseException, kind: type, party: str) -> None:
+def test_a_failure_keeps_class_andparty_of(error: BaseException, kind: type, party: str) -> None:
     for raised in (error, wrapped(error)):
         failure = Failure.of(raised)
         assert isinstance(failure.error, kind)
         assert not failure.lost
-        assert getattr(failure.error, "party", _party(failure.error)) == party
+        assert getattr(failure.error, "party", party_of(failure.error)) == party
 
 
 @pytest.mark.parametrize("kind", [c for c in vars(errors).values() if isinstance(c, type)])
@@ -222,7 +222,7 @@ def test_without_a_cause_who_did_not_answer_is_named(
 def test_a_killed_worker_is_named_with_its_signal(start: Start, rank: int) -> None:
     error = failure_of(start(), "signals", rank, signal.SIGKILL)
     assert str(error).startswith(f"{NAMES[rank]}: the process was killed by SIGKILL")
-    assert _party(error) == "host"
+    assert party_of(error) == "host"
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGTERM, signal.SIGRTMIN + 3])

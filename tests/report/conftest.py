@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import Page, write_run
 from matplotlib.figure import Figure
-from runs import Page, write_run
 
 from sentinel_bench.config import Scenario
 from sentinel_bench.report import write

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import act, ban, flag, log, tamper
+from made_runs import act, ban, flag, log, tamper
 
 from sentinel_bench.report import write
 

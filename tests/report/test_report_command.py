@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from runs import act, ban, flag, log, tamper
+from made_runs import act, ban, flag, log, tamper
 
 from sentinel_bench.cli import main
 from sentinel_bench.record import RunFolder, find_runs, read_events

@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from runs import Page, Row, act, at, ban, cut, digest_of, flag, log, tamper
+from made_runs import Page, Row, act, at, ban, cut, digest_of, flag, log, tamper
 
 from sentinel_bench.config import Scenario
 from sentinel_bench.record import read_events

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import act, at, ban, cut, digest_of, flag, log, tamper
+from made_runs import act, at, ban, cut, digest_of, flag, log, tamper
 
 from sentinel_bench.config import Scenario
 from sentinel_bench.errors import ConfigError, RunError

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import act, flag, log
+from made_runs import act, flag, log
 
 from sentinel_bench.report import _statistics
 from sentinel_bench.report._read import read_run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runs import REPLICAS, STAGES, STEPS, WARMUP, act, ban, flag, log, tamper
+from made_runs import REPLICAS, STAGES, STEPS, WARMUP, act, ban, flag, log, tamper
 
 from sentinel_bench.report._read import Run
 from sentinel_bench.report._workers import Grid, confusion, grid_of, label_of, starts_of
