@@ -30,6 +30,8 @@ _TRACK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes the name o
 class Result:
     """One cell's result, checked. `place` is its path below the folder that was searched.
 
+    `path` is that of the file.
+
     What an older result does not have yet is empty or None. `entry`, `kind` and `level` are those
     of the submission that it is part of, empty for the board's own results; what a submission is
     about bears the name of the entry, so that its rows stand beside others.
@@ -58,6 +60,7 @@ class Result:
     entry: str = ""
     kind: str = ""
     level: str = ""
+    path: Path = Path()
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def read(roots: Iterable[Path]) -> tuple[list[Result], list[Problem]]:
             place = f"{base.name}/{path.relative_to(base).as_posix()}"
             try:
                 told = _standing(path, entries)
-                results += _entered(_parse(place, _load(path)), told)
+                results += _entered(replace(_parse(place, _load(path)), path=path), told)
             except (OSError, ValueError, RecursionError) as error:
                 text = error.strerror if isinstance(error, OSError) else str(error)
                 problems.append(Problem(place, text or type(error).__name__))
@@ -162,6 +165,7 @@ def _parse(place: str, data: Any) -> Result:
     """
     if not isinstance(data, dict) or data.get("schema") != 1:
         raise ValueError("not a result of schema 1")
+    json.dumps(data, ensure_ascii=False).encode()  # text that no file can hold is refused
     cell, scores = _mapping(data, "cell"), _mapping(data, "scores")
     seeds = _mapping(cell, "seeds")
     track, outcome = _text(cell, "track"), _text(scores, "outcome")

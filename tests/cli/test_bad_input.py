@@ -169,6 +169,8 @@ def test_without_a_defense_the_default_one_runs(call: Call) -> None:
         (["show", "attack"], ["Missing argument"]),
         (["score"], ["Missing argument"]),
         (["leaderboard", "build"], ["Missing argument"]),
+        (["leaderboard", "collect"], ["Missing argument"]),
+        (["leaderboard", "collect", "nowhere"], ["nowhere: no such folder of runs"]),
         (["calibrate", "--flags", "x"], ["--flags"]),
     ],
 )

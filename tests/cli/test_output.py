@@ -293,7 +293,8 @@ def test_score_of_what_is_no_run_is_one_line(call: Call, tiny: Tiny) -> None:
 def test_leaderboards_are_built_from_runs(call: Call, tiny: Tiny) -> None:
     call(*ZEROS, *tiny())
     done = call("leaderboard", "build", "runs", "--out", "boards")
-    written = [str(Path("boards/custom", n)) for n in ("README.md", "board.json", "board.csv")]
+    names = [*(f"custom/{n}" for n in ("README.md", "board.json", "board.csv")), "site/index.html"]
+    written = [str(Path("boards", name)) for name in names]
     assert (done.status, done.out.splitlines()) == (0, written)
     assert "averaging" in Path("boards/custom/README.md").read_text()
     done = call("leaderboard", "build", "runs", "--out", "none", "--json")

@@ -30,6 +30,7 @@ COMMANDS = [
     ["show", "aggregator", "krum"],
     ["run", "--attack", "zeros", "--defense", "sentinel", "--dry-run"],
     ["run", "--attack", "zeroes", "--defense", "sentinel"],
+    ["leaderboard", "collect", "."],
     ["leaderboard", "build", "."],
     ["new", "attack", "soft-flip"],
     ["list", "attacks", "--plugin", "soft-flip/src/soft_flip.py"],
