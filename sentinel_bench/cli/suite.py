@@ -52,6 +52,7 @@ def suite_(track: str, **options: Any) -> int:
 
     Example: sentinel-bench suite core --defense sentinel --seeds 0 --jobs 2
     """
+    shard = _shard(options["shard"])
     plan = _plan(track, options)
     placement = _options.placement(options)
     if placement.torchrun:
@@ -61,7 +62,7 @@ def suite_(track: str, **options: Any) -> int:
     jobs = options["jobs"] or _jobs(placement.processes)
     reporter = _output.Reporter()
     tokens = suite.load_tokens(plan.groups[0][0], reporter)
-    entries = batch.entries_of(plan, tokens.digest, _shard(options["shard"]))
+    entries = batch.entries_of(plan, tokens.digest, shard)
     for note in batch.reuse(entries, out):
         reporter.say(note)
     if options["only_failed"]:
