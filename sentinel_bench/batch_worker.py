@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from sentinel_bench import plugins, suite
 from sentinel_bench.config import Cell, Scenario
@@ -63,30 +64,38 @@ def work(
     os.environ.update(environment)
     from sentinel_bench.pipeline.session import prepare
 
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        pipe.send(("hello", None))
+    told = Told(pipe)
+    told.tell("hello")
+    with contextlib.suppress(KeyboardInterrupt):
         plugins.use(task.files)
         threads = prepare(scenario.device, task.threads)
-        progress = Told(pipe)
-        tokens = suite.load_tokens(scenario, progress)
+        tokens = suite.load_tokens(scenario, told)
         execution = {"threads": threads, "placement": task.placement.record()}
         with suite.opener(task.placement, scenario, tokens, threads) as opened:
-            job = Job(tokens, task.out, progress, task.commands, execution, {}, opened)
-            _obey(pipe, Group(job, scenario, cells), cells)
+            job = Job(tokens, task.out, told, task.commands, execution, {}, opened)
+            _obey(pipe, told, Group(job, scenario, cells), cells)
 
 
-def _obey(pipe: Connection, group: Group, cells: Sequence[Cell]) -> None:
+def _obey(pipe: Connection, told: Told, group: Group, cells: Sequence[Cell]) -> None:
     with contextlib.suppress(Exception):  # each cell says for itself what is wrong
         group.warm_session(cells[0])
-    pipe.send(("ready", None))
-    while (order := pipe.recv()) is not None:
+    told.tell("ready")
+    while (order := _next(pipe)) is not None:
         number, group.baseline = order
         try:
             done = group.run(cells[number])
         except (RunError, OSError) as error:  # the record could not be written
-            pipe.send(("over", (None, None, message(error))))
+            told.tell("over", (None, None, message(error)))
         else:
-            pipe.send(("over", (done.folder, done.result, "")))
+            told.tell("over", (done.folder, done.result, ""))
+
+
+def _next(pipe: Connection) -> tuple[int, dict[str, Any] | None] | None:
+    try:
+        order: tuple[int, dict[str, Any] | None] | None = pipe.recv()
+    except (EOFError, OSError):
+        return None
+    return order
 
 
 class Told:
@@ -97,9 +106,19 @@ class Told:
         self._done, self._total = 0, 1
         self._told = 0.0
 
+    def tell(self, kind: str, value: object = None) -> None:
+        """Tell the suite. Without one this process ends at once: nobody waits for its cell.
+
+        An error would be recorded as one of the cell.
+        """
+        try:
+            self._pipe.send((kind, value))
+        except OSError:
+            os._exit(1)
+
     def say(self, text: str) -> None:
         """Pass on a line."""
-        self._pipe.send(("say", text))
+        self.tell("say", text)
 
     def start(self, label: str, total: int) -> None:
         """Begin a piece of work of `total` steps."""
@@ -111,7 +130,7 @@ class Told:
         now = time.monotonic()
         if now - self._told >= BEAT:
             self._told = now
-            self._pipe.send(("share", self._done / self._total))
+            self.tell("share", self._done / self._total)
 
     def finish(self) -> None:
         """The piece of work is over."""
