@@ -9,13 +9,29 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sentinel_bench import batch
 from sentinel_bench.batch import Entry, seconds_left
+from sentinel_bench.batch_worker import Work
+from sentinel_bench.record import check_writable
 from sentinel_bench.runner import attack_of, title
+from sentinel_bench.suite import Plan
 
 MARGIN = 8
 """Lines of the terminal that are left for the rest."""
 SIGNS = {"done": "✓", "reused": "=", "failed": "✗", "waiting": "·"}
 STYLES = {"done": "green", "reused": "dim", "failed": "bold red", "running": "yellow"}
+
+
+def work_off(entries: Sequence[Entry], plan: Plan, task: Work, jobs: int) -> None:
+    """Run what is left of the entries of a plan, and show how it goes.
+
+    Raises:
+        ConfigError: the folder cannot be written, or another suite is at work there.
+        KeyboardInterrupt: after the running cells were recorded as interrupted.
+    """
+    check_writable(task.out)
+    with batch.alone_in(task.out), LiveTable(entries, jobs) as table:
+        batch.run(entries, plan, task, jobs, table.update, table.say)
 
 
 class LiveTable:

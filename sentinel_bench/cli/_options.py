@@ -209,6 +209,11 @@ def placement(options: dict[str, Any]) -> Placement:
     return build(Placement, values, "processes")
 
 
+def usual_jobs(processes: int = 1) -> int:
+    """Return how many cells to run at a time: each CPU has one process."""
+    return max(1, len(os.sched_getaffinity(0)) // processes)
+
+
 def read_file(path: Path | None) -> RunFile:
     """Read a YAML file of settings.
 

@@ -17,6 +17,7 @@ from sentinel_bench.reproduce import published, show
 from sentinel_bench.reproduce.published import SCALES
 
 if TYPE_CHECKING:
+    from sentinel_bench.batch import Entry
     from sentinel_bench.reproduce.cells import Key, Outcome, Reproduction
 
 LIST = "list"
@@ -57,9 +58,10 @@ class _WithNames(click.Command):
     "--device", type=click.Choice(["cpu", "cuda"]),
     help="[default: cpu at scale tiny, cuda at scale paper]",
 )  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), help="cells at a time  [default: one for each CPU]")
 @click.option(
-    "--threads", type=click.IntRange(1), help="threads of torch  [default: its choice]"
-)  # fmt: skip
+    "--threads", type=click.IntRange(1), help="threads of torch in each process  [default: 1]"
+)
 @click.option("--dry-run", is_flag=True, help="print rows and cells, and stop")
 @click.option("--json", "as_json", is_flag=True, help="print JSON instead of a table")
 def reproduce(name: str, **options: Any) -> int:
@@ -112,8 +114,11 @@ def _outcomes(
     from sentinel_bench.reproduce import cells
 
     if not options["results"]:
-        finished = _run(found.plan, options["out"], options["threads"])
-        return cells.of_runs(finished), all(item.valid for item in finished)
+        entries = _run(found.plan, options["out"], options["jobs"], options["threads"] or 1)
+        finished = [
+            suite.Finished(e.cell, e.folder, e.result) for e in entries if e.folder and e.result
+        ]
+        return cells.of_runs(finished), all(e.state != "failed" for e in entries)
     outcomes, problems = cells.of_files(options["results"])
     for problem in problems:
         click.echo(f"left out: {problem}", err=True)
@@ -125,24 +130,27 @@ def _outcomes(
     return outcomes, True
 
 
-def _run(plan: suite.Plan, out: Path, threads: int | None) -> list[suite.Finished]:
+def _run(plan: suite.Plan, out: Path, jobs: int | None, threads: int) -> list[Entry]:
     """Run the cells of a plan that `out` does not have yet, corpus by corpus."""
+    from sentinel_bench import batch
+    from sentinel_bench.batch_worker import Work
+    from sentinel_bench.cli._live import work_off
+
     corpora: dict[str, suite.Plan] = {}
     for scenario, group in plan.groups:
         part = corpora.setdefault(scenario.data.model_dump_json(), suite.Plan())
         part.groups.append((scenario, group))
-    return [
-        item
-        for part in corpora.values()
-        for item in suite.run(
-            part,
-            out,
-            _output.Reporter(),
-            commands=[_output.command()],
-            resume=True,
-            threads=threads,
-        )
-    ]
+    done = []
+    for part in corpora.values():
+        reporter = _output.Reporter()
+        tokens = suite.load_tokens(part.groups[0][0], reporter)
+        entries = batch.entries_of(part, tokens.digest)
+        for note in batch.reuse(entries, out):
+            reporter.say(note)
+        task = Work(out, (_output.command(),), threads)
+        work_off(entries, part, task, jobs or _options.usual_jobs())
+        done += entries
+    return done
 
 
 def _picture(data: Mapping[str, Any], document: Path | None, out: Path) -> str:

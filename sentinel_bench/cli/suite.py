@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +14,8 @@ from sentinel_bench import batch, suite, tracks
 from sentinel_bench.batch import Entry
 from sentinel_bench.batch_worker import Work
 from sentinel_bench.cli import _options, _output
-from sentinel_bench.cli._live import LiveTable, duration
+from sentinel_bench.cli._live import duration, work_off
 from sentinel_bench.errors import ConfigError
-from sentinel_bench.record import check_writable
 from sentinel_bench.runner import attack_of
 
 
@@ -32,7 +30,7 @@ from sentinel_bench.runner import attack_of
 @click.option("--seeds", help="e.g. 0-2 or 0,3  [default: those of the track]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="another scenario")
 @click.option("--device", help="cpu or cuda")
-@click.option("--jobs", type=click.IntRange(1), help="cells at a time  [default: one for two CPUs]")
+@click.option("--jobs", type=click.IntRange(1), help="cells at a time  [default: one for each CPU]")
 @click.option("--shard", default="1/1", metavar="K/N", help="only the K-th of N parts of the cells")
 @click.option(
     "--only-failed", is_flag=True, help="only cells that have failed in --out, and no new ones"
@@ -59,7 +57,7 @@ def suite_(track: str, **options: Any) -> int:
         raise ConfigError("suite starts its own processes: use --processes instead of torchrun")
     suite.check_placement(plan, placement)
     out = options["out"] or Path("runs") / track
-    jobs = options["jobs"] or _jobs(placement.processes)
+    jobs = options["jobs"] or _options.usual_jobs(placement.processes)
     reporter = _output.Reporter()
     tokens = suite.load_tokens(plan.groups[0][0], reporter)
     entries = batch.entries_of(plan, tokens.digest, shard)
@@ -70,10 +68,8 @@ def suite_(track: str, **options: Any) -> int:
     if options["dry_run"]:
         _estimate(entries, plan, tokens, jobs, as_json=options["as_json"])
         return 0
-    check_writable(out)
     task = Work(out, (_output.command(),), options["threads"] or 1, placement)
-    with batch.alone_in(out), LiveTable(entries, jobs) as table:
-        batch.run(entries, plan, task, jobs, table.update, table.say)
+    work_off(entries, plan, task, jobs)
     _print(entries, out, as_json=options["as_json"])
     return 0 if all(e.state != "failed" for e in entries) else 1
 
@@ -92,10 +88,6 @@ def _plan(name: str, options: dict[str, Any]) -> suite.Plan:
     return suite.plan_track(
         scenario, modes, seeds, attacks, defenses, tuned, unprotected=options["unprotected"]
     )
-
-
-def _jobs(processes: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // max(1, processes))
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sentinel_bench.config import build
+from sentinel_bench.config import Scenario, build
 from sentinel_bench.record import find_runs
 from sentinel_bench.reproduce import published
 
@@ -53,7 +54,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("a run has started")
 
-    monkeypatch.setattr("sentinel_bench.suite.run", fail)
+    monkeypatch.setattr("sentinel_bench.batch.run", fail)
 
 
 @pytest.mark.usefixtures("small")
@@ -127,15 +128,20 @@ def test_a_dry_run_says_how_many_cells_there_are(call: Call) -> None:
 def test_each_corpus_of_a_table_is_read_for_its_own_rows(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    read, run = [], []
 
-    def run(plan: Any, *_: Any, **__: Any) -> list[Any]:
-        seen.append({scenario.data.name for scenario, _ in plan.groups})
-        return []
+    def load(scenario: Scenario, _: Any) -> Any:
+        read.append(scenario.data.name)
+        return SimpleNamespace(digest=scenario.data.name)
 
-    monkeypatch.setattr("sentinel_bench.suite.run", run)
+    def batch(entries: Any, plan: Any, *_: Any) -> None:
+        run.append({e.key["data"] for e in entries} | {s.data.name for s, _ in plan.groups})
+
+    monkeypatch.setattr("sentinel_bench.suite.load_tokens", load)
+    monkeypatch.setattr("sentinel_bench.batch.run", batch)
     assert call("reproduce", "table2", "--scale", "paper", "--seeds", "0").status == 0
-    assert seen == [{"c4"}, {"fineweb"}, {"openwebtext"}]
+    assert read == ["c4", "fineweb", "openwebtext"]
+    assert run == [{"c4"}, {"fineweb"}, {"openwebtext"}]
 
 
 def test_a_corpus_off_line_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

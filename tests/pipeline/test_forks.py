@@ -45,6 +45,30 @@ def test_a_cell_in_a_group_is_the_cell_run_alone_bit_for_bit(lab: Lab, warmup: i
         assert equal(trained, weights(session))
 
 
+def test_cells_of_other_modes_and_schedules_share_a_warm_up_bit_for_bit(lab: Lab) -> None:
+    """A suite forks all cells of a track and seed from one warm-up."""
+    threats: list[dict[str, Any]] = [
+        {"threat__mode": "activation"},
+        {"threat__mode": "gradient"},
+        {"threat__mode": "both", "threat__schedule": "at-once", "threat__fraction": 0.3},
+        {"threat__mode": "gradient", "seeds__threat": 5},
+    ]
+    pairs = [("delay:steps=3", "none"), ("mean-replay", "averaging"), ("update-sign-flip", "none")]
+    cells = [lab.cell(attack, defense, **t) for t in threats for attack, defense in pairs]
+    group = lab.session(cells)
+    seen = []
+    for cell in cells:
+        shared, alone = Events(), Events()
+        group.run(cell, shared)
+        trained = weights(group)
+        session = lab.session([cell])
+        session.run(cell, alone)
+        assert shared.timeless() == alone.timeless(), (cell.label, cell.scenario.threat)
+        assert equal(trained, weights(session))
+        seen.append(shared.timeless())
+    assert seen[0] != seen[3] != seen[9]  # the modes and seeds are not the same run
+
+
 def test_a_delay_sends_what_the_worker_sent_in_the_warm_up(lab: Lab) -> None:
     from scripted import SEEN
 
