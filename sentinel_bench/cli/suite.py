@@ -155,7 +155,7 @@ def _print(entries: Sequence[Entry], out: Path, *, as_json: bool) -> None:
     console.print(table)
     failed = [e for e in entries if e.state == "failed"]
     if failed:
-        console.print(f"\n{len(failed)} failed; 'suite ... --only-failed' runs them again")
+        console.print(f"\n{len(failed)} failed; the same command runs them again")
         for entry in failed:
             console.print(f"{suite.title(entry.cell)}: {entry.reason}", soft_wrap=True)
     console.print(f"\nrecords: {out}", soft_wrap=True)
