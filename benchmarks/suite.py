@@ -62,9 +62,14 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     track = tracks.get(given.track)
-    train = tracks.scenario(given.track, {}).train
-    shorter = {k: round(getattr(train, k) * given.scale) for k in ("steps", "warmup_steps")}
-    scenario = tracks.scenario(given.track, {"train": shorter} if given.scale != 1 else {})
+    whole = tracks.scenario(given.track, {})
+    shorter = {
+        "train": {
+            k: round(getattr(whole.train, k) * given.scale) for k in ("steps", "warmup_steps")
+        },
+        "threat": {"gap": round(whole.threat.gap * given.scale)},
+    }
+    scenario = tracks.scenario(given.track, shorter if given.scale != 1 else {})
     defense = Component.parse(given.defense)
     attacks = [Component.parse(text) for text in track.attacks]
     plan = suite.plan_track(

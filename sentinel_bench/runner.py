@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -138,8 +139,11 @@ def identity(cell: Cell, data: str) -> dict[str, Any]:
         "aggregator": registry.aggregators.identity(cell.aggregator),
         "data": data,
         "engine": source_digest(engine),
-        "versions": {n: version(n) for n in ("sentinel-bench", "torch", "transformers", "numpy")},
+        "versions": {n: _version(n) for n in ("sentinel-bench", "torch", "transformers", "numpy")},
     }
+
+
+_version = cache(version)  # it reads a file, and a suite asks once for each cell
 
 
 def settings(cell: Cell) -> dict[str, Any]:
