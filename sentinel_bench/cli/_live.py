@@ -31,6 +31,9 @@ def work_off(entries: Sequence[Entry], plan: Plan, task: Work, jobs: int) -> Non
     """
     check_writable(task.out)
     with batch.alone_in(task.out), LiveTable(entries, jobs) as table:
+        reused = sum(entry.over for entry in entries)
+        if reused:
+            table.say(f"{reused} of {len(entries)} cells are there already: {task.out}")
         batch.run(entries, plan, task, jobs, table.update, table.say)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from sentinel_bench import suite
+from sentinel_bench.cli import _output
 from sentinel_bench.config import Scenario, build
 from sentinel_bench.record import find_runs
 from sentinel_bench.reproduce import published
@@ -74,7 +76,7 @@ def test_a_table_is_run_once_printed_and_written_and_again_from_its_results(call
 
     again = call(*command)
     assert again.status == 0
-    assert again.err.count("reused") == 8
+    assert "8 of 8 cells are there already: runs" in again.err
     assert Path("docs/r.md").read_text() == text
     assert "published above ours" in again.out
     assert "[b]model[/b]" in again.out
@@ -105,7 +107,14 @@ def test_an_invalid_cell_is_exit_status_1_and_named(
     def fail(*_: object) -> None:
         raise RuntimeError("oh no")
 
+    def run_here(entries: Any, plan: Any, task: Any, *_: Any) -> None:
+        done = suite.run(plan, task.out, _output.Reporter(), threads=1)
+        for entry, item in zip(entries, done, strict=True):
+            entry.folder, entry.result = item.folder, item.result
+            entry.state = "done" if item.valid else "failed"
+
     monkeypatch.setattr("sentinel_bench.defenses.sentinel.Sentinel.check", fail)
+    monkeypatch.setattr("sentinel_bench.batch.run", run_here)
     made = call("reproduce", "table1", "--row", "2", "--seeds", "0", "--threads", "1")
     assert made.status == 1
     assert "row 2, zeros (activation): with defense: invalid" in made.out
