@@ -49,7 +49,7 @@ def test_the_handling_is_part_of_the_identity_of_a_cell_and_not_of_the_honest_on
     call(*CRASH, *tiny(), "--on-crash", "ban")
     again = call(*CRASH, *tiny(), "--on-crash", "ban", "--deadline", "1", "--resume")
     assert "none vs none: reused" in again.err
-    assert "crash vs none: runs/" in again.err
+    assert "crash (both) vs none: runs/" in again.err
     assert "is not reused; differs in scenario.faults.deadline" in again.err
 
 

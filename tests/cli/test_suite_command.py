@@ -143,13 +143,13 @@ def test_a_cell_that_fails_stops_no_other_and_is_listed_with_its_reason(
     Path("lethal.py").write_text(LETHAL)
     attacks = ["none", "lethal/raise", "lethal/kill", "lethal/hang", "zeros"]
     options = [word for name in attacks for word in ("--attack", name)]
-    options += ["--defense", "averaging", "--plugin", "lethal.py", "--timeout", "4"]
+    options += ["--defense", "averaging", "--plugin", "lethal.py", "--timeout", "10"]
     done = call("suite", *small, *options, "--jobs", "2")
     assert done.status == 1
     said = {
         "raise": "raised RuntimeError: on purpose",
         "kill": "its process was killed by signal 9",
-        "hang": "no progress for 4 s (--timeout)",
+        "hang": "no progress for 10 s (--timeout)",
     }
     assert "6 failed" in done.out
     for name, reason in said.items():
