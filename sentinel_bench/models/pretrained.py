@@ -1,0 +1,211 @@
+"""Pretrained weights: where they are, what identifies them, and how they are loaded.
+
+`model.pretrained` is a folder that `save_pretrained` has written, or a name on the hub. Of a folder
+the digest of its configuration and weights is part of a cell's identity, of a hub name the commit.
+No torch at the top: the identity of a cell is made before the pipeline is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sentinel_bench.config import ModelConfig, Scenario
+from sentinel_bench.data import _hub
+from sentinel_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from sentinel_bench.models.families import Family
+
+CONFIG = "config.json"
+WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
+
+
+def check(scenario: Scenario) -> None:
+    """Refuse settings that do not fit pretrained weights; reads no file.
+
+    Raises:
+        ConfigError: what is wrong.
+    """
+    model, tokenizer = scenario.model, scenario.data.tokenizer
+    if model.pretrained is None:
+        if model.revision is not None:
+            raise ConfigError(
+                "model.revision is of pretrained weights; give model.pretrained, or leave it out"
+            )
+        return
+    if tokenizer == "bpe":
+        raise ConfigError(
+            f"model.pretrained {model.pretrained} knows the tokens of its own tokenizer; "
+            f"add --set data.tokenizer={model.pretrained}"
+        )
+
+
+def identity(model: ModelConfig) -> dict[str, str] | None:
+    """Return what identifies the pretrained weights of a model, None if it has none.
+
+    Raises:
+        ConfigError: they are not there.
+    """
+    if model.pretrained is None:
+        return None
+    folder = _folder(model)
+    if folder is not None:
+        return {"digest": _digest(folder)}
+    return {"hub": model.pretrained, "revision": _commit(model.pretrained, model.revision)}
+
+
+def load(
+    model: ModelConfig, family: Family, sizes: Mapping[str, Any], tokens: int
+) -> PreTrainedModel:
+    """Return the pretrained model in fp32, on the CPU.
+
+    Args:
+        model: names the weights.
+        family: their architecture.
+        sizes: what their configuration must say.
+        tokens: of a sequence.
+
+    Raises:
+        ConfigError: weights cannot be read, are of another shape, or are not all there.
+    """
+    folder = _folder(model)
+    source, revision = str(folder or model.pretrained), None
+    if folder is None:
+        revision = _commit(source, model.revision)
+    where = f"model.pretrained {model.pretrained}"
+    config = _read(where, family.config.from_pretrained, source, revision=revision)
+    _check_config(where, model, config, family, sizes, tokens)
+    for key, value in {**family.fixed, "use_cache": False}.items():
+        setattr(config, key, value)
+    loaded, info = _read(
+        where,
+        family.model.from_pretrained,
+        source,
+        revision=revision,
+        config=config,
+        dtype="float32",
+        attn_implementation=family.attention,
+        output_loading_info=True,
+    )
+    wrong = [*info["missing_keys"], *(m[0] for m in info["mismatched_keys"])]
+    if wrong:
+        raise ConfigError(
+            f"{where} lacks {len(wrong)} of the weights of a {config.model_type}, such as "
+            f"{sorted(wrong)[0]}; save the whole causal language model with save_pretrained"
+        )
+    result: PreTrainedModel = loaded
+    return result
+
+
+def _folder(model: ModelConfig) -> Path | None:
+    """Return the folder that `model.pretrained` means, None if it is a name on the hub."""
+    assert model.pretrained is not None
+    path = Path(model.pretrained).expanduser()
+    if path.is_dir():
+        if model.revision is not None:
+            raise ConfigError("model.revision is of a hub name, and model.pretrained is a folder")
+        if not (path / CONFIG).is_file():
+            raise ConfigError(
+                f"model.pretrained {path} holds no {CONFIG}; give a folder that save_pretrained "
+                "has written"
+            )
+        return path
+    if path.exists() or path.is_absolute() or model.pretrained.startswith((".", "~")):
+        raise ConfigError(
+            f"model.pretrained {path} is no folder; give one that save_pretrained has written, "
+            "or a hub name"
+        )
+    return None
+
+
+def _digest(folder: Path) -> str:
+    """Return the SHA-256, in hexadecimal, of the configuration and the weights in a folder."""
+    files = sorted({f for name in (CONFIG, *WEIGHTS) for f in folder.glob(name) if f.is_file()})
+    whole = hashlib.sha256()
+    for file in files:
+        try:
+            with file.open("rb") as content:
+                one = hashlib.file_digest(content, "sha256").hexdigest()
+        except OSError as error:
+            raise ConfigError(
+                f"model.pretrained: {file} cannot be read ({error.strerror})"
+            ) from error
+        whole.update(f"{file.name} {one}\n".encode())
+    return whole.hexdigest()
+
+
+@cache
+def _commit(name: str, revision: str | None) -> str:
+    """Return the commit of a model on the hub, from the library's own cache if it is there."""
+    import huggingface_hub as hub
+    import huggingface_hub.utils
+
+    try:
+        with _hub.quiet(huggingface_hub.utils):
+            try:
+                file = hub.hf_hub_download(name, CONFIG, revision=revision, local_files_only=True)
+            except Exception:
+                _hub.check_reachable()
+                file = hub.hf_hub_download(name, CONFIG, revision=revision)
+    # the classes are many and unrelated, as in `data.tokens`
+    except Exception as error:
+        raise ConfigError(
+            f"model.pretrained {name!r} could not be read from the hub ({_hub.reason(error)}); it "
+            "needs internet once: load it elsewhere and give the folder of its files, or use a "
+            "preset without pretrained weights"
+        ) from error
+    return Path(file).parent.name
+
+
+def _read(where: str, function: Any, source: str, **given: Any) -> Any:
+    import huggingface_hub.utils
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with _hub.quiet(huggingface_hub.utils):
+            return function(source, **given)
+    except Exception as error:  # of several libraries, without a common class
+        raise ConfigError(
+            f"{where} cannot be loaded ({_hub.reason(error)}); save it again with "
+            "save_pretrained, or load it with internet"
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _check_config(
+    where: str,
+    model: ModelConfig,
+    config: PreTrainedConfig,
+    family: Family,
+    sizes: Mapping[str, Any],
+    tokens: int,
+) -> None:
+    """Refuse weights of another architecture or shape, or that know too few positions."""
+    if config.model_type != family.config.model_type:
+        raise ConfigError(
+            f"{where} is a {config.model_type}, and model.preset {model.preset} is a "
+            f"{family.config.model_type}; set model.preset to one of its family"
+        )
+    differ = {key: (getattr(config, key, None), value) for key, value in sizes.items()}
+    if family.config.model_type == "gpt2" and config.n_inner is None:
+        differ["n_inner"] = (4 * config.n_embd, sizes["n_inner"])
+    told = [f"{key} {has}, not {want}" for key, (has, want) in differ.items() if has != want]
+    if told:
+        raise ConfigError(
+            f"{where} has {', '.join(told)}; set model.preset to one of its shape, or "
+            "model.hidden_size and so on"
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and tokens > positions:
+        raise ConfigError(
+            f"{where} knows {positions} positions, and train.seq_len is {tokens}; lower it"
+        )
