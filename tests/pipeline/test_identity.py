@@ -59,9 +59,7 @@ def other(scenario: Scenario, key: str) -> Scenario:
 
 
 @pytest.mark.parametrize("key", LEAVES)
-def test_every_setting_is_part_of_the_identity(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_setting_is_part_of_the_identity(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "identity", lambda model: None)  # the settings alone count here
     scenario = Scenario(track="core")
     assert key_of(other(scenario, key), defense="none") != key_of(scenario, defense="none")
