@@ -168,24 +168,25 @@ def test_claims_of_linear_layers_hold_for_the_honest_alone(preset: str, directio
     assert (size(checked.result - honest) < 1e-5 * size(honest)).all()
 
     sent = honest.clone()
-    sent[1] = -sent[1]
+    sent[1] = honest[1].roll(1, dims=1)  # of another token, so that norms could have made it
     cover(work, claims, sent, honest)
     lied = verify(work, claims, 4, seed=0)
     assert lied.error[1] > 1e-2
     assert lied.error[[0, 2]].max() < 1e-5
-    # a norm before the layers lets nothing through along two directions of 64 going backward; one
-    # after them resets the scale of what goes forward
-    left = size(lied.result - sent) / size(sent - honest)
-    assert left[1] < 0.5
-    if (direction == "activation") == (preset != "opt-tiny"):
-        assert left[1] < 1e-4
-    assert left[[0, 2]].isnan().logical_or(left[[0, 2]] > 0).all()  # nothing was sent but the truth
+    left = (lied.result - sent)[1]
+    if direction == "gradient" and work.stage.front is not None:
+        # the norm lets nothing through along its input, a layer norm neither along ones: that part
+        # of the lie is left without a story
+        x = work.fed.detach().view_as(honest)[1]
+        if isinstance(work.stage.front, nn.LayerNorm):
+            x, left = (t - t.mean(-1, keepdim=True) for t in (x, left))
+        x = x / x.norm(dim=-1, keepdim=True)
+        left = left - x * (x * left).sum(-1, keepdim=True)
+    assert left.norm() < 1e-4 * (sent - honest)[1].norm()
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_duplicated_work_bans_the_liar_alone_and_robust_rules_can_be_used(
-    lab: Lab, preset: str
-) -> None:
+@every_preset
+def test_duplicated_work_bans_the_liar_alone(lab: Lab, preset: str) -> None:
     sizes = {"model__hidden_size": 64, "model__intermediate_size": None}
     grid = {"model__preset": preset, "threat__mode": "both", **sizes}
     events, _ = lab.run("zeros", "duplicate-work", **grid)
