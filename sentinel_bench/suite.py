@@ -223,8 +223,9 @@ def run(
         return []
     check_writable(out)
     threads = prepare(first.device, threads or (1 if placement.several else None))
-    pretrained.identity(first.model)  # weights that are not there are told before the corpus
+    pretrained.check_files(first)  # before the corpus is streamed
     tokens = load_tokens(first, progress)
+    pretrained.check_files(first, tokens.vocab_size)
     known = known_cells(out) if resume else {}
     execution = {"threads": threads, "placement": placement.record()}
     with opener(placement, first, tokens, threads) as opened:

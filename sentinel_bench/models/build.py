@@ -19,7 +19,6 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sentinel_bench.config import Scenario
-from sentinel_bench.errors import ConfigError
 from sentinel_bench.models import pretrained
 from sentinel_bench.models.families import FAMILIES, untie
 from sentinel_bench.models.presets import layers_per_stage, resolve
@@ -37,12 +36,11 @@ def build_model(scenario: Scenario, vocab_size: int, device: str | None = None) 
     gpus = range(torch.cuda.device_count())  # manual_seed seeds these too
     with torch.random.fork_rng(devices=gpus), torch.device("cpu"):
         torch.manual_seed(scenario.seeds.model)
-        model = _pretrained(scenario) if scenario.model.pretrained else _new(scenario, vocab_size)
-    if model.config.vocab_size < vocab_size:
-        raise ConfigError(
-            f"model.pretrained {scenario.model.pretrained} knows {model.config.vocab_size:,} "
-            f"tokens, and the corpus has {vocab_size:,}; set data.tokenizer to that of the model"
-        )
+        if scenario.model.pretrained is None:
+            model = _new(scenario, vocab_size)
+        else:
+            model = pretrained.load(scenario, vocab_size)
+            untie(model)
     FAMILIES[resolve(scenario.model).family].prepare(model)
     return model.to(device or scenario.device).train()
 
@@ -71,13 +69,4 @@ def _new(scenario: Scenario, vocab_size: int) -> PreTrainedModel:
     untie(model)
     if scenario.model.init == "scaled":
         torch.nn.init.normal_(model.get_input_embeddings().weight)
-    return model
-
-
-def _pretrained(scenario: Scenario) -> PreTrainedModel:
-    shape = resolve(scenario.model)
-    family = FAMILIES[shape.family]
-    sizes = family.sizes(shape, sum(layers_per_stage(scenario)))
-    model = pretrained.load(scenario.model, family, sizes, scenario.train.seq_len)
-    untie(model)
     return model

@@ -303,17 +303,14 @@ class Bloom(Family):
     """BLOOM: a norm after the embeddings, alibi for positions, feed-forward four times hidden."""
 
     config, model = BloomConfig, BloomForCausalLM
-    fixed: ClassVar = {
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "apply_residual_connection_post_layernorm": False,
-    }
+    fixed: ClassVar = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     kinds = "hidden_size", "", "n_layer", "n_head"
     attention = "eager"
 
     def sizes(self, shape: Shape, layers: int) -> dict[str, Any]:
-        """Leave the feed-forward width out: it follows from the hidden size."""
-        return {key: value for key, value in super().sizes(shape, layers).items() if key}
+        """Leave the feed-forward width out, which follows; a residual is what came in, unnormed."""
+        told = {key: value for key, value in super().sizes(shape, layers).items() if key}
+        return {**told, "apply_residual_connection_post_layernorm": False}
 
     def free(self, shape: Shape, tokens: int) -> dict[str, Any]:
         """Return nothing: there are no positions."""

@@ -8,7 +8,6 @@ No torch at the top: the identity of a cell is made before the pipeline is impor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sentinel_bench.config import ModelConfig, Scenario
 from sentinel_bench.data import _hub
 from sentinel_bench.errors import ConfigError
+from sentinel_bench.models.presets import layers_per_stage, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -60,34 +60,38 @@ def identity(model: ModelConfig) -> dict[str, str] | None:
     return {"hub": model.pretrained, "revision": _commit(model.pretrained, model.revision)}
 
 
-def load(
-    model: ModelConfig, family: Family, sizes: Mapping[str, Any], tokens: int
-) -> PreTrainedModel:
-    """Return the pretrained model in fp32, on the CPU.
+def check_files(scenario: Scenario, vocabulary: int = 0) -> None:
+    """Refuse weights that are not there, or whose configuration does not fit; loads none of them.
 
     Args:
-        model: names the weights.
-        family: their architecture.
-        sizes: what their configuration must say.
-        tokens: of a sequence.
+        scenario: whose model.
+        vocabulary: tokens that the corpus has, if that is known already.
+
+    Raises:
+        ConfigError: what is wrong.
+    """
+    if scenario.model.pretrained is not None:
+        identity(scenario.model)
+        _config(scenario, vocabulary)
+
+
+def load(scenario: Scenario, vocabulary: int) -> PreTrainedModel:
+    """Return the pretrained model in fp32, on the CPU, without dropout.
+
+    Args:
+        scenario: names the weights, and the shape that they must have.
+        vocabulary: tokens that the model must know.
 
     Raises:
         ConfigError: weights cannot be read, are of another shape, or are not all there.
     """
-    folder = _folder(model)
-    source, revision = str(folder or model.pretrained), None
-    if folder is None:
-        revision = _commit(source, model.revision)
-    where = f"model.pretrained {model.pretrained}"
-    config = _read(where, family.config.from_pretrained, source, revision=revision)
-    _check_config(where, model, config, family, sizes, tokens)
+    family, _ = _expected(scenario)
+    config = _config(scenario, vocabulary)
     for key, value in {**family.fixed, "use_cache": False}.items():
         setattr(config, key, value)
     loaded, info = _read(
-        where,
+        scenario.model,
         family.model.from_pretrained,
-        source,
-        revision=revision,
         config=config,
         dtype="float32",
         attn_implementation=family.attention,
@@ -96,11 +100,21 @@ def load(
     wrong = [*info["missing_keys"], *(m[0] for m in info["mismatched_keys"])]
     if wrong:
         raise ConfigError(
-            f"{where} lacks {len(wrong)} of the weights of a {config.model_type}, such as "
-            f"{sorted(wrong)[0]}; save the whole causal language model with save_pretrained"
+            f"model.pretrained {scenario.model.pretrained} lacks {len(wrong)} of the weights of a "
+            f"{config.model_type}, such as {sorted(wrong)[0]}; save the whole causal language "
+            "model with save_pretrained"
         )
     result: PreTrainedModel = loaded
     return result
+
+
+def _expected(scenario: Scenario) -> tuple[Family, dict[str, Any]]:
+    """Return the family of a scenario's preset, and what a configuration must say of its shape."""
+    from sentinel_bench.models.families import FAMILIES
+
+    shape = resolve(scenario.model)
+    family = FAMILIES[shape.family]
+    return family, family.sizes(shape, sum(layers_per_stage(scenario)))
 
 
 def _folder(model: ModelConfig) -> Path | None:
@@ -163,10 +177,16 @@ def _commit(name: str, revision: str | None) -> str:
     return Path(file).parent.name
 
 
-def _read(where: str, function: Any, source: str, **given: Any) -> Any:
+def _read(model: ModelConfig, function: Any, **given: Any) -> Any:
+    """Call a `from_pretrained` on what `model.pretrained` means, quietly."""
     import huggingface_hub.utils
     from transformers.utils import logging
 
+    assert model.pretrained is not None
+    folder = _folder(model)
+    source = model.pretrained if folder is None else str(folder)
+    if folder is None:
+        given["revision"] = _commit(source, model.revision)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -174,31 +194,34 @@ def _read(where: str, function: Any, source: str, **given: Any) -> Any:
             return function(source, **given)
     except Exception as error:  # of several libraries, without a common class
         raise ConfigError(
-            f"{where} cannot be loaded ({_hub.reason(error)}); save it again with "
-            "save_pretrained, or load it with internet"
+            f"model.pretrained {model.pretrained} cannot be loaded ({_hub.reason(error)}); save it "
+            "again with save_pretrained, or load it with internet"
         ) from error
     finally:
         logging.set_verbosity(verbosity)
 
 
-def _check_config(
-    where: str,
-    model: ModelConfig,
-    config: PreTrainedConfig,
-    family: Family,
-    sizes: Mapping[str, Any],
-    tokens: int,
-) -> None:
-    """Refuse weights of another architecture or shape, or that know too few positions."""
-    if config.model_type != family.config.model_type:
+def _config(scenario: Scenario, vocabulary: int) -> PreTrainedConfig:
+    """Read the configuration of pretrained weights, and hold it against the scenario.
+
+    Raises:
+        ConfigError: another architecture or shape, or too few positions or tokens.
+    """
+    from transformers import AutoConfig
+
+    model, tokens = scenario.model, scenario.train.seq_len
+    family, sizes = _expected(scenario)
+    config = _read(model, AutoConfig.from_pretrained, trust_remote_code=False)
+    where, own = f"model.pretrained {model.pretrained}", family.config.model_type
+    if config.model_type != own:
         raise ConfigError(
-            f"{where} is a {config.model_type}, and model.preset {model.preset} is a "
-            f"{family.config.model_type}; set model.preset to one of its family"
+            f"{where} is of the family {config.model_type}, and model.preset {model.preset} of "
+            f"{own}; set model.preset to one of its family"
         )
-    differ = {key: (getattr(config, key, None), value) for key, value in sizes.items()}
-    if family.config.model_type == "gpt2" and config.n_inner is None:
-        differ["n_inner"] = (4 * config.n_embd, sizes["n_inner"])
-    told = [f"{key} {has}, not {want}" for key, (has, want) in differ.items() if has != want]
+    has = {key: getattr(config, key, None) for key in sizes}
+    if own == "gpt2" and has["n_inner"] is None:
+        has["n_inner"] = 4 * config.n_embd
+    told = [f"{key} {has[key]}, not {want}" for key, want in sizes.items() if has[key] != want]
     if told:
         raise ConfigError(
             f"{where} has {', '.join(told)}; set model.preset to one of its shape, or "
@@ -209,3 +232,9 @@ def _check_config(
         raise ConfigError(
             f"{where} knows {positions} positions, and train.seq_len is {tokens}; lower it"
         )
+    if config.vocab_size < vocabulary:
+        raise ConfigError(
+            f"{where} knows {config.vocab_size:,} tokens, and the corpus has {vocabulary:,}; set "
+            "data.tokenizer to that of the model"
+        )
+    return config

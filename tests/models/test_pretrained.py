@@ -168,7 +168,11 @@ def untouched(folder: Path) -> None:
         (no_weights, {}, "cannot be loaded"),
         (one_missing, {}, "lacks 1 of the weights of a gpt2, such as transformer.h.0.mlp.c_fc"),
         (another_width, {}, "n_inner 99, not 256; set model.preset to one of its shape"),
-        (untouched, {"preset": "opt-tiny"}, "is a gpt2, and model.preset opt-tiny is a opt"),
+        (
+            untouched,
+            {"preset": "opt-tiny"},
+            "of the family gpt2, and model.preset opt-tiny of opt; set",
+        ),
         (untouched, {"layers": 3}, "n_layer 2, not 3"),
         (untouched, {"seq_len": 9}, "knows 8 positions, and train.seq_len is 9"),
         (untouched, {"revision": "main"}, "model.revision is of a hub name"),
@@ -186,6 +190,22 @@ def test_weights_that_do_not_fit_are_told_in_one_line(
 def test_a_corpus_with_more_tokens_than_the_model_knows_is_refused(saved: Path) -> None:
     with pytest.raises(ConfigError, match="knows 50 tokens, and the corpus has 51"):
         build_model(scenario_of(pretrained=str(saved)), 51)
+
+
+def test_weights_that_do_not_fit_are_told_before_anything_is_loaded(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights are loaded")
+
+    monkeypatch.setattr(FAMILIES["gpt2"].model, "from_pretrained", fail)
+    fits = scenario_of(pretrained=str(saved))
+    pretrained.check_files(fits, VOCABULARY)
+    with pytest.raises(ConfigError, match="knows 50 tokens"):
+        pretrained.check_files(fits, 51)
+    with pytest.raises(ConfigError, match="n_layer 2, not 3"):
+        pretrained.check_files(scenario_of(pretrained=str(saved), layers=3))
+    pretrained.check_files(scenario_of())
 
 
 @pytest.mark.parametrize("name", ["./nothing", "~/nothing-there", "/nothing"])
