@@ -54,11 +54,11 @@ def model_config(scenario: Scenario, vocab_size: int) -> PreTrainedConfig:
         vocab_size=max(vocab_size, shape.vocabulary),
         initializer_range=0.02 * (math.sqrt(1024 / shape.hidden_size) if scaled else 1.0),
         tie_word_embeddings=family.config().tie_word_embeddings,
-        attn_implementation=family.attention,
         use_cache=False,
         **family.sizes(shape, sum(layers_per_stage(scenario))),
         **family.free(shape, scenario.train.seq_len),
         **family.fixed,
+        **family.runs,
     )
 
 

@@ -12,11 +12,9 @@ Dropout is off: defenses do the work of a worker a second time, and compare.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from transformers import (
     BloomConfig,
@@ -34,29 +32,9 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
+from sentinel_bench.models.parts import Alibi, Embedding, Parts, Rotary, causal, chain
 from sentinel_bench.models.presets import Shape
-
-Inputs = Callable[[Tensor], Mapping[str, Any]]
-"""From hidden states `[n, tokens, hidden]` to what every layer is called with beside them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A model taken apart; the modules stay those of the model.
-
-    Attributes:
-        embed: from token ids `[n, tokens]` to hidden states `[n, tokens, hidden]`.
-        layers: in order.
-        close: from hidden states to logits `[n, tokens, vocabulary]`.
-        inputs: what a layer is called with beside the hidden states.
-    """
-
-    embed: nn.Module
-    layers: Sequence[nn.Module]
-    close: nn.Module
-    inputs: Inputs
 
 
 class Family(ABC):
@@ -67,13 +45,13 @@ class Family(ABC):
         model: class of its causal language model.
         fixed: what its configuration always says here.
         kinds: names in the configuration for hidden size, feed-forward width, layers and heads.
-        attention: which of transformers' implementations runs.
+        runs: which of transformers' implementations of attention and experts.
     """
 
     config: ClassVar[type[PreTrainedConfig]]
     model: ClassVar[type[PreTrainedModel]]
     fixed: ClassVar[Mapping[str, Any]] = {}
-    attention: ClassVar[str] = "sdpa"
+    runs: ClassVar[Mapping[str, str]] = {"attn_implementation": "sdpa"}
     kinds: ClassVar[tuple[str, str, str, str]] = (
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
     )  # fmt: skip
@@ -104,81 +82,6 @@ class Family(ABC):
         """Change what the pipeline cannot work with."""
 
 
-class Rotary:
-    """Rotary position embeddings, computed once for each length and precision; causal attention."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._known: dict[tuple[int, torch.dtype], Any] = {}
-
-    def __call__(self, h: Tensor) -> Mapping[str, Any]:
-        """Return the inputs of a layer."""
-        key = (h.shape[1], h.dtype)
-        if key not in self._known:
-            ids = torch.arange(h.shape[1], device=h.device)[None]
-            with torch.no_grad():
-                self._known[key] = self._module(h, position_ids=ids)
-        return {"attention_mask": None, "position_embeddings": self._known[key]}
-
-
-class Alibi:
-    """Attention biases that grow with the distance, and an explicit causal mask."""
-
-    def __init__(self, heads: int) -> None:
-        self._heads = heads
-        self._known: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, h: Tensor) -> Mapping[str, Any]:
-        """Return the inputs of a layer; the biases are `[n * heads, 1, tokens]`."""
-        key = (h.shape[1], h.dtype)
-        if key not in self._known:
-            ones = torch.ones(1, h.shape[1], device=h.device)
-            least = torch.finfo(h.dtype).min
-            mask = torch.full((h.shape[1],) * 2, least, dtype=h.dtype, device=h.device).triu(1)
-            biases = build_alibi_tensor(ones, self._heads, h.dtype)
-            self._known[key] = biases, mask[None, None]
-        biases, mask = self._known[key]
-        return {"alibi": biases.repeat(len(h), 1, 1), "attention_mask": mask}
-
-
-def causal(h: Tensor) -> Mapping[str, Any]:
-    """Return the inputs of a layer that needs none: without a mask its attention is causal."""
-    return {"attention_mask": None}
-
-
-class Embedding(nn.Module):
-    """Token embeddings, projected to the hidden size if they are narrower, and learned positions.
-
-    Args:
-        tokens: embeds ids.
-        positions: one row for each position, after the first `offset` rows.
-        offset: rows that no position uses.
-        project: from the embeddings' width to the hidden size.
-    """
-
-    def __init__(
-        self,
-        tokens: nn.Module,
-        positions: nn.Embedding,
-        offset: int = 0,
-        project: nn.Module | None = None,
-    ) -> None:
-        super().__init__()
-        self.tokens, self.positions, self.project = tokens, positions, project
-        self._offset = offset
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Embed ids `[n, tokens]`."""
-        h: Tensor = self.tokens(ids)
-        if self.project is not None:
-            h = self.project(h)
-        return h + self.positions.weight[self._offset : self._offset + ids.shape[1]]
-
-
-def _chain(*modules: nn.Module | None) -> nn.Sequential:
-    return nn.Sequential(*(module for module in modules if module is not None))
-
-
 class Llama(Family):
     """Llama 2 and 3: RMS norms, rotary positions, grouped heads."""
 
@@ -199,7 +102,7 @@ class Llama(Family):
         return Parts(
             inner.embed_tokens,
             inner.layers,
-            _chain(inner.norm, model.lm_head),
+            chain(inner.norm, model.lm_head),
             Rotary(inner.rotary_emb),
         )
 
@@ -212,11 +115,8 @@ class DeepseekV3(Llama):
     """
 
     config, model = DeepseekV3Config, DeepseekV3ForCausalLM
-    fixed: ClassVar = {
-        "experts_implementation": "grouped_mm",
-        "num_nextn_predict_layers": 0,
-        "attention_dropout": 0.0,
-    }
+    fixed: ClassVar = {"num_nextn_predict_layers": 0, "attention_dropout": 0.0}
+    runs: ClassVar = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
 
 
 class Llama4(Llama):
@@ -259,7 +159,7 @@ class GPT2(Family):
         """Take a model apart."""
         inner = model.transformer
         embed = Embedding(inner.wte, inner.wpe)
-        return Parts(embed, inner.h, _chain(inner.ln_f, model.lm_head), causal)
+        return Parts(embed, inner.h, chain(inner.ln_f, model.lm_head), causal)
 
     def front(self, layer: Any) -> nn.Module | None:
         """Return the norm before attention."""
@@ -287,7 +187,7 @@ class OPT(Family):
         inner = model.model.decoder
         positions = inner.embed_positions
         embed = Embedding(inner.embed_tokens, positions, positions.offset, inner.project_in)
-        close = _chain(inner.final_layer_norm, inner.project_out, model.lm_head)
+        close = chain(inner.final_layer_norm, inner.project_out, model.lm_head)
         return Parts(embed, inner.layers, close, causal)
 
     def front(self, layer: Any) -> nn.Module | None:
@@ -305,7 +205,7 @@ class Bloom(Family):
     config, model = BloomConfig, BloomForCausalLM
     fixed: ClassVar = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     kinds = "hidden_size", "", "n_layer", "n_head"
-    attention = "eager"
+    runs: ClassVar = {"attn_implementation": "eager"}
 
     def sizes(self, shape: Shape, layers: int) -> dict[str, Any]:
         """Leave the feed-forward width out, which follows; a residual is what came in, unnormed."""
@@ -319,8 +219,8 @@ class Bloom(Family):
     def parts(self, model: Any) -> Parts:
         """Take a model apart."""
         inner = model.transformer
-        embed = _chain(inner.word_embeddings, inner.word_embeddings_layernorm)
-        return Parts(embed, inner.h, _chain(inner.ln_f, model.lm_head), Alibi(inner.num_heads))
+        embed = chain(inner.word_embeddings, inner.word_embeddings_layernorm)
+        return Parts(embed, inner.h, chain(inner.ln_f, model.lm_head), Alibi(inner.num_heads))
 
 
 FAMILIES: dict[str, Family] = {

@@ -94,8 +94,8 @@ def load(scenario: Scenario, vocabulary: int) -> PreTrainedModel:
         family.model.from_pretrained,
         config=config,
         dtype="float32",
-        attn_implementation=family.attention,
         output_loading_info=True,
+        **family.runs,
     )
     wrong = [*info["missing_keys"], *(m[0] for m in info["mismatched_keys"])]
     if wrong:
@@ -187,8 +187,9 @@ def _read(model: ModelConfig, function: Any, **given: Any) -> Any:
     source = model.pretrained if folder is None else str(folder)
     if folder is None:
         given["revision"] = _commit(source, model.revision)
-    verbosity = logging.get_verbosity()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         with _hub.quiet(huggingface_hub.utils):
             return function(source, **given)
@@ -199,6 +200,8 @@ def _read(model: ModelConfig, function: Any, **given: Any) -> Any:
         ) from error
     finally:
         logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _config(scenario: Scenario, vocabulary: int) -> PreTrainedConfig:

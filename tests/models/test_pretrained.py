@@ -56,12 +56,14 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("preset", FAMILY_PRESETS)
 def test_a_loaded_model_is_the_saved_one_untied_and_without_dropout(
-    tmp_path: Path, preset: str
+    tmp_path: Path, preset: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = save(tmp_path, preset)
+    capfd.readouterr()
     state = torch.get_rng_state()
     loaded = build_model(scenario_of(preset, pretrained=str(tmp_path)), VOCABULARY)
     assert torch.equal(torch.get_rng_state(), state)
+    assert capfd.readouterr() == ("", "")
     ids = torch.randint(VOCABULARY, (3, 8))
     h = ids
     for stage in split(loaded, [1, 1]):
@@ -69,6 +71,8 @@ def test_a_loaded_model_is_the_saved_one_untied_and_without_dropout(
     torch.testing.assert_close(h, model(input_ids=ids).logits, rtol=1e-5, atol=1e-6)
     embedding, head = loaded.get_input_embeddings(), loaded.get_output_embeddings()
     assert embedding.weight.data_ptr() != head.weight.data_ptr()
+    runs = FAMILIES[loaded.config.model_type].runs
+    assert {key: getattr(loaded.config, f"_{key}") for key in runs} == runs
 
 
 def test_the_seed_does_not_change_pretrained_weights(saved: Path) -> None:
