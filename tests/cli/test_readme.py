@@ -31,14 +31,16 @@ def test_a_command_that_is_shown_is_understood(
     words = shlex.split(command)
     if words[0] == "calibrate":
         words.append("--help")
-    done = call(*words, *(["--dry-run"] if words[0] in ("run", "sweep") else []))
-    if words[0] in ("score", "leaderboard"):
+    planned = words[0] in ("run", "sweep", "suite", "reproduce") and "--dry-run" not in words
+    done = call(*words, *(["--dry-run"] if planned else []))
+    if words[0] in ("score", "leaderboard", "report", "compare"):
         assert done.status in (1, 2)
         assert done.err.startswith("error: ")
         assert len(done.err.splitlines()) == 1
     else:
         assert done.status == 0
-        told = done.err.splitlines() if words[0] != "validate" else []  # which shows its progress
+        shows_progress = words[0] in ("validate", "suite")
+        told = done.err.splitlines() if not shows_progress else []
         assert all(line.startswith("note: ") for line in told)
 
 
