@@ -53,6 +53,12 @@ class ModelConfig(Frozen):
     init: Literal["scaled", "huggingface"] = Field(
         "scaled", description="first weights: see sentinel_bench/models/build.py"
     )
+    pretrained: str | None = Field(
+        None,
+        min_length=1,
+        description="weights to start from, of the preset's shape: a folder or a hub name",
+    )
+    revision: str | None = Field(None, min_length=1, description="of a pretrained hub name")
 
 
 class DataConfig(Frozen):
@@ -89,6 +95,7 @@ class TrainConfig(Frozen):
     lr: float = Field(1.5e-3, gt=0)
     lr_warmup_steps: int = Field(20, ge=0)
     lr_decay_ratio: float = Field(0.8, ge=0, le=1, description="last share of steps with decay")
+    lr_decay_type: Literal["linear", "cosine"] = "linear"
     lr_min_ratio: float = Field(0.0, ge=0, le=1, description="final rate over the peak rate")
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from sentinel_bench import registry
 from sentinel_bench.config import Cell, Scenario
 from sentinel_bench.errors import FaultError, PluginError, RunError, SentinelBenchError
+from sentinel_bench.models import pretrained
 from sentinel_bench.placement import Placement
 from sentinel_bench.provenance import differing, digest, provenance, source_digest
 from sentinel_bench.record import (
@@ -129,10 +130,15 @@ def identity(cell: Cell, data: str) -> dict[str, Any]:
     Args:
         cell: the cell.
         data: digest of the token ids.
+
+    Raises:
+        ConfigError: its pretrained weights are not there.
     """
     root = Path(__file__).parent
     engine = [p for name in ENGINE for p in sorted(root.glob(f"{name}.py"))]
+    weights = pretrained.identity(cell.scenario.model)
     return {
+        **({} if weights is None else {"weights": weights}),
         "scenario": settings(cell),
         "attack": registry.attacks.identity(cell.attack),
         "defense": registry.defenses.identity(cell.resolved_defense),

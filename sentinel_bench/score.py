@@ -154,8 +154,11 @@ def scenario_digest(scenario: Scenario) -> str:
     # as in results that are older than these settings
     if setting["faults"] == FaultConfig().model_dump(mode="json"):
         del setting["faults"]
-    newer = {"microbatches": 1, "precision": "auto"}
+    newer = {"microbatches": 1, "precision": "auto", "lr_decay_type": "linear"}
     setting["train"] = {k: v for k, v in setting["train"].items() if newer.get(k) != v}
+    for key in ("pretrained", "revision"):
+        if setting["model"][key] is None:
+            del setting["model"][key]
     return digest(setting)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sentinel_bench import registry
 from sentinel_bench.config import Cell, Component, Mode, Scenario, Seeds
 from sentinel_bench.errors import ConfigError
+from sentinel_bench.models import pretrained
 from sentinel_bench.models.presets import layers_per_stage
 from sentinel_bench.placement import Placement
 from sentinel_bench.record import check_writable
@@ -79,7 +80,7 @@ def make_plan(
     checks += [partial(registry.aggregators.params, a) for a in aggregators]
     for scenario in scenarios:
         checks += [partial(_check_aggregator, scenario, a) for a in aggregators]
-        checks += [partial(layers_per_stage, scenario)]
+        checks += [partial(layers_per_stage, scenario), partial(pretrained.check, scenario)]
         checks += [partial(place, scenario, attack) for attack in attacks]
     problems: dict[str, None] = {}
     for check in checks:
@@ -222,7 +223,9 @@ def run(
         return []
     check_writable(out)
     threads = prepare(first.device, threads or (1 if placement.several else None))
+    pretrained.check_files(first)  # before the corpus is streamed
     tokens = load_tokens(first, progress)
+    pretrained.check_files(first, tokens.vocab_size)
     known = known_cells(out) if resume else {}
     execution = {"threads": threads, "placement": placement.record()}
     with opener(placement, first, tokens, threads) as opened:

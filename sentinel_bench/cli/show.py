@@ -115,6 +115,7 @@ def _models() -> Rows:
     return [
         {
             "name": name,
+            "family": shape.family,
             "hidden": shape.hidden_size,
             "layers": shape.layers or "one a stage",
             "heads": f"{shape.heads}/{shape.kv_heads}",

@@ -102,6 +102,13 @@ CORPORA: dict[str, CorpusInfo] = {
             hub_config="wikitext-2-raw-v1",
             lines=True,
         ),
+        CorpusInfo(
+            name="arxiv",
+            summary="abstracts of arXiv up to 2021",
+            source="hub gfissore/arxiv-abstracts-2021",
+            hub_path="gfissore/arxiv-abstracts-2021",
+            text_column="abstract",
+        ),
     )
 }
 

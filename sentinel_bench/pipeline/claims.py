@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sentinel_bench.api import LinearCheck
@@ -82,11 +82,13 @@ class Claims:
         outputs: `[n * batch, tokens, out]` each.
         gradients: with respect to the inputs, `[n * batch, tokens, in]` each; none going forward.
         readers: which layers read what the first one reads.
+        normed: `[n * batch, tokens, hidden]`, what the last layer norm read; None without any.
     """
 
     outputs: list[Tensor]
     gradients: list[Tensor]
     readers: list[int]
+    normed: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +125,7 @@ def claims_of(work: Work) -> tuple[Claims, Tensor]:
     signal, gradients = work.run(record)
     first = record.inputs[0].data_ptr()
     readers = [i for i, x in enumerate(record.inputs) if x.data_ptr() == first]
-    return Claims(record.outputs, gradients, readers), signal
+    return Claims(record.outputs, gradients, readers, record.normed), signal
 
 
 def cover(work: Work, claims: Claims, sent: Tensor, honest: Tensor) -> None:
@@ -133,6 +135,8 @@ def cover(work: Work, claims: Claims, sent: Tensor, honest: Tensor) -> None:
     it is in the gradients of the layers that read the stage's input, in proportion to their sizes
     (so that it is nowhere larger than it must be). These still pass the norm in front of them,
     which lets nothing through along its own input: that part of the lie stays without a story.
+    With norms after the layers it is the other way round: the gradients need no norm's consent, and
+    of what is sent the size and the mean of each token stay without a story.
 
     Args:
         work: of the workers.
@@ -140,16 +144,19 @@ def cover(work: Work, claims: Claims, sent: Tensor, honest: Tensor) -> None:
         sent, honest: `[n, batch, tokens, hidden]`, what was sent, and what should have been.
     """
     lie = (sent - honest).flatten(0, 1)
+    lied = (lie != 0).flatten(1).any(1).view(-1, 1, 1)
     if work.seed is None:
-        last = claims.outputs[-1]
-        claims.outputs[-1] = (last + lie).to(last.dtype)
+        needed, last = _before_last_norm(work, claims, lie), claims.outputs[-1]
+        told = (last.view_as(lie) + needed).to(last.dtype)
+        claims.outputs[-1] = told.where(lied, last.view_as(lie)).view_as(last)
         return
-    needed, lied = _before_norm(work, lie), (lie != 0).flatten(1).any(1).view(-1, 1, 1)
+    needed = _before_norm(work, lie)
     sizes = [float(claims.gradients[i].norm()) + TINY for i in claims.readers]
     for i, size in zip(claims.readers, sizes, strict=True):
-        truth, precision = claims.gradients[i], claims.outputs[i].dtype
+        whole, precision = claims.gradients[i], claims.outputs[i].dtype
+        truth = whole.view_as(lie)
         told = (truth + size / sum(sizes) * needed).to(precision).to(truth.dtype)
-        claims.gradients[i] = told.where(lied, truth)
+        claims.gradients[i] = told.where(lied, truth).view_as(whole)
 
 
 def verify(work: Work, claims: Claims, projections: int, seed: int) -> LinearCheck:
@@ -200,6 +207,21 @@ def projected_error(
     return error.nan_to_num(NOT_FINITE, NOT_FINITE).amax(1)
 
 
+def _linear(func: Any, args: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Return input, matrix `[in, out]` and bias of a linear layer; None for any other function.
+
+    GPT-2 writes its layers as `addmm`. Products of experts (`bmm`, `grouped_mm`) are no layers that
+    all tokens pass: whoever verifies computes them.
+    """
+    if func is F.linear:
+        x, weight, *rest = args
+        return x, weight.t(), rest[0] if rest else None
+    if func is torch.addmm:
+        bias, x, matrix = args
+        return x, matrix, bias
+    return None
+
+
 class _Record(TorchFunctionMode):
     """Computes linear layers as usual, and keeps what goes in and comes out."""
 
@@ -207,15 +229,19 @@ class _Record(TorchFunctionMode):
         super().__init__()
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
+        self.normed: Tensor | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Run a function; see to linear layers."""
-        if func is not F.linear:
+        if func is F.layer_norm:
+            self.normed = args[0].detach()
+        found = _linear(func, args)
+        if found is None:
             return func(*args, **(kwargs or {}))
-        x = args[0].view_as(args[0])  # what others make of the same input has its own gradient
-        out = func(x, *args[1:], **(kwargs or {}))
+        x = found[0].view_as(found[0])  # what others make of the same input has its own gradient
+        out = func(*(x if arg is found[0] else arg for arg in args), **(kwargs or {}))
         self.inputs.append(x)
         self.outputs.append(out.detach())
         return out
@@ -238,17 +264,18 @@ class _Test(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Run a function; see to linear layers."""
-        if func is not F.linear:
+        found = _linear(func, args)
+        if found is None:
             return func(*args, **(kwargs or {}))
-        x, weight, bias = args
+        x, matrix, bias = found
         y, gradient = next(self._claims)
         precision = y.dtype  # of the product: that of autocast
-        self._test(y, x, weight.t(), precision, bias)
+        self._test(y, x, matrix, precision, bias)
         if gradient is None:
             return y
 
         def test(dy: Tensor) -> Tensor:
-            self._test(gradient, dy, weight, precision)
+            self._test(gradient, dy, matrix.t(), precision)
             return gradient
 
         return _Claimed.apply(x, y, test)  # type: ignore[no-untyped-call]
@@ -281,12 +308,32 @@ def _before_norm(work: Work, wanted: Tensor) -> Tensor:
     """Return the gradients behind the stage's first norm that become `wanted` in front of it.
 
     Of `wanted` `[n * batch, tokens, hidden]` what is orthogonal to the norm's input: with y = w x /
-    rms(x) the gradient in front is `(u - x (x u) / (hidden rms^2)) / rms`, u = w dy.
+    rms(x) the gradient in front is `(u - x (x u) / (hidden rms^2)) / rms`, u = w dy. A layer norm
+    takes the mean off first, of its input and of the gradient.
     """
-    norm: Any = work.stage.layers[0].input_layernorm
+    norm: Any = work.stage.front
+    if norm is None:
+        return wanted
     x = work.fed.detach()
+    if isinstance(norm, nn.LayerNorm):
+        x, wanted = (t - t.mean(-1, keepdim=True) for t in (x, wanted))
     square = x.square().sum(-1, keepdim=True)
     within = wanted - x * ((x * wanted).sum(-1, keepdim=True) / square.clamp_min(1e-30))
-    rms = (square / x.shape[-1] + norm.variance_epsilon).sqrt()
+    eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+    rms = (square / x.shape[-1] + eps).sqrt()
     needed: Tensor = within * rms / norm.weight.detach()
+    return needed
+
+
+def _before_last_norm(work: Work, claims: Claims, wanted: Tensor) -> Tensor:
+    """Return what must be added before the stage's last norm so that `wanted` is added after it.
+
+    `[n * batch, tokens, hidden]`, both; as if the norm kept its mean and its divisor.
+    """
+    norm: Any = work.stage.back
+    if norm is None:
+        return wanted
+    assert claims.normed is not None
+    spread = (claims.normed.var(-1, correction=0) + norm.eps).sqrt().view(*wanted.shape[:2], 1)
+    needed: Tensor = wanted * spread / norm.weight.detach()
     return needed

@@ -70,7 +70,13 @@ def _attention_backward(
     return found
 
 
+def _grouped(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
+    """Each row of `a` meets one matrix; in the backward pass `b` is no stack of matrices either."""
+    return 2 * a.numel() * b.shape[-1]
+
+
 _RULES: dict[str, Callable[..., int]] = {
+    "_grouped_mm": _grouped,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }

@@ -1,16 +1,18 @@
-"""A Hugging Face Llama cut into stages that run one after the other.
+"""A Hugging Face model cut into stages that run one after the other.
 
 The stages share their modules with the whole model, so that the model can be evaluated, saved and
-compared as a whole. Embeddings are untied: the first and the last stage share nothing.
+compared as a whole. Embeddings are untied: the first and the last stage share nothing. What a model
+is made of is said by its family (`models/families.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
+
+from sentinel_bench.models.families import Family, family_of
 
 
 class Stage(nn.Module):
@@ -21,42 +23,46 @@ class Stage(nn.Module):
     it leaves its layers out.
     """
 
-    def __init__(self, model: LlamaForCausalLM, layers: range, *, first: bool, last: bool) -> None:
+    def __init__(
+        self, family: Family, model: PreTrainedModel, layers: range, *, first: bool, last: bool
+    ) -> None:
         super().__init__()
-        self.embed = model.model.embed_tokens if first else None
-        self.layers = nn.ModuleList(model.model.layers[i] for i in layers)
-        self.norm = model.model.norm if last else None
-        self.head = model.lm_head if last else None
-        self._rotary = [model.model.rotary_emb]  # in a list: shared, not a submodule of each stage
-        self._positions: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+        parts = family.parts(model)
+        self.embed = parts.embed if first else None
+        self.layers = nn.ModuleList(parts.layers[i] for i in layers)
+        self.close = parts.close if last else None
+        self._family = family
+        self._inputs = parts.inputs
         self.bypassed = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the slice."""
         h = x if self.embed is None else self.embed(x)
         if not self.bypassed:
-            positions = self._position_embeddings(h)
+            inputs = self._inputs(h)
             for layer in self.layers:
-                h = layer(h, attention_mask=None, position_embeddings=positions)
-        if self.norm is not None and self.head is not None:
-            h = self.head(self.norm(h))
-        return h
+                out = layer(h, **inputs)
+                h = out[0] if isinstance(out, tuple) else out
+        return h if self.close is None else self.close(h)
 
-    def _position_embeddings(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        key = (h.shape[1], h.dtype)
-        if key not in self._positions:
-            ids = torch.arange(h.shape[1], device=h.device)[None]
-            with torch.no_grad():
-                self._positions[key] = self._rotary[0](h, position_ids=ids)
-        return self._positions[key]
+    @property
+    def front(self) -> nn.Module | None:
+        """Return the norm between the stage's input and its first linear maps, if there is one."""
+        return self._family.front(self.layers[0])
+
+    @property
+    def back(self) -> nn.Module | None:
+        """Return the norm between the last linear map and what the stage sends, if there is one."""
+        return self._family.back(self.layers[-1])
 
 
-def split(model: LlamaForCausalLM, layers: Sequence[int]) -> list[Stage]:
+def split(model: PreTrainedModel, layers: Sequence[int]) -> list[Stage]:
     """Cut `model` into `len(layers)` stages with that many layers each."""
-    stages, start = [], 0
+    family, stages, start = family_of(model), [], 0
     for index, count in enumerate(layers):
         stages.append(
             Stage(
+                family,
                 model,
                 range(start, start + count),
                 first=index == 0,

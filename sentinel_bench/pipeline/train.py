@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,11 +51,13 @@ class StepResult:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the rate of a step: linear warm-up, flat, then linear decay over the last share."""
+    """Return the rate of a step: linear warm-up, flat, then decay over the last share."""
     if step < config.lr_warmup_steps:
         return config.lr * (step + 1) / config.lr_warmup_steps
     decay = max(1, round(config.lr_decay_ratio * config.steps))
     left = min(1.0, max(0.0, (config.steps - step) / decay))
+    if config.lr_decay_type == "cosine":
+        left = (1 - math.cos(math.pi * left)) / 2
     return config.lr * (config.lr_min_ratio + (1 - config.lr_min_ratio) * left)
 
 

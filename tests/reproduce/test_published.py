@@ -99,7 +99,7 @@ def test_every_row_has_a_track_or_a_reason_at_both_scales(name: str) -> None:
 
 
 def test_a_tiny_row_is_exactly_a_cell_of_a_board() -> None:
-    for name in ("table1", "table5", "table8", "lu2024"):
+    for name in ("table1", "table5", "table8"):
         for cell in cells.reproduction(name, "tiny", [0]).plan.cells:
             assert cell.scenario.track == "core"
     for name in ("table2", "table6", "table9", "table12"):
@@ -107,9 +107,26 @@ def test_a_tiny_row_is_exactly_a_cell_of_a_board() -> None:
             assert cell.scenario.track == "mixed"
 
 
+def test_the_tiny_rows_of_gpt2_are_cells_of_the_stand_in_and_those_of_opt_differ_in_the_model() -> (
+    None
+):
+    plan = cells.reproduction("lu2024", "tiny", [0]).plan
+    told = {(c.scenario.track, c.scenario.model.preset) for c in plan.cells}
+    assert told == {("lu2024-tiny", "gpt2-tiny"), ("custom", "opt-tiny")}
+
+
+def test_the_other_architectures_have_the_printed_number_of_attackers() -> None:
+    from sentinel_bench.threat import place
+
+    plan = cells.reproduction("table4", "paper", [0]).plan
+    attacked = {c.scenario.track: c for c in plan.cells if c.attack.name == "mixed"}
+    found = {track: len(place(c.scenario, c.attack)) for track, c in attacked.items()}
+    assert found == {"paper-moe": 39, "paper-moe-deepseek": 36, "paper-4b": 57}
+
+
 @pytest.mark.parametrize(
     "name, attackers",  # of shared settings: first and last two stages honest
-    [("table1", 26), ("table2", 39), ("table17", 78), ("table18", 52)],
+    [("table1", 26), ("table2", 39), ("table17", 78), ("table18", 36)],
 )
 def test_the_published_share_of_workers_attacks(name: str, attackers: int) -> None:
     from sentinel_bench.threat import place
