@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
@@ -29,8 +26,9 @@ from sentinel_bench import runner, suite
 from sentinel_bench.batch_worker import Work, work
 from sentinel_bench.config import Cell
 from sentinel_bench.errors import ConfigError, SentinelBenchError
-from sentinel_bench.pipeline.crew import PRELOAD, _variable, _without_interrupts
+from sentinel_bench.pipeline.crew import fork_server
 from sentinel_bench.provenance import digest
+from sentinel_bench.record import read_events
 
 State = Literal["waiting", "running", "done", "reused", "failed"]
 
@@ -101,7 +99,9 @@ def reuse(entries: Iterable[Entry], out: Path) -> list[str]:
         folder, note = runner.find(known, entry.cell, entry.key)
         if folder is not None:
             entry.folder, entry.state, entry.share = folder, "reused", 1.0
-            entry.result, entry.seconds = runner.rescored(folder), runner.seconds_of(folder)
+            events = read_events(folder)
+            entry.result = runner.rescored(folder, events)
+            entry.seconds = runner.seconds_of(events)
         elif note:
             notes.append(note)
     return notes
@@ -114,6 +114,15 @@ def only_failed(entries: Sequence[Entry], out: Path) -> list[Entry]:
     groups = {e.group for e in again}
     base = [e for e in entries if e.cell.is_baseline and e.group in groups and e not in again]
     return base + again
+
+
+def by_attack(entries: Iterable[Entry]) -> dict[str, dict[str, list[Entry]]]:
+    """Return entries as a table: attack to defense to the cells of all seeds."""
+    rows: dict[str, dict[str, list[Entry]]] = {}
+    for entry in entries:
+        row = rows.setdefault(runner.attack_of(entry.cell), {})
+        row.setdefault(entry.cell.protection, []).append(entry)
+    return rows
 
 
 def seconds_left(entries: Iterable[Entry], jobs: int) -> float | None:
@@ -176,6 +185,7 @@ def run(
         say: is told what the user should know.
 
     Raises:
+        ConfigError: a job cannot begin with what it was given: no such device, no corpus.
         KeyboardInterrupt: after the running cells were recorded as interrupted.
     """
     _Crew(entries, plan, task, jobs, changed, say).run()
@@ -215,7 +225,7 @@ class _Crew:
         self._number = jobs
         self._changed = changed
         self._say = say
-        self._context = _server(task.threads or 1)
+        self._context = fork_server(task.threads or 1)
         self._jobs: list[_Job] = []
 
     def run(self) -> None:
@@ -301,6 +311,8 @@ class _Crew:
         job.heard, job.greeted = time.monotonic(), True
         if kind == "say":
             self._say(value)
+        elif kind == "refused":
+            raise ConfigError(value)
         elif kind == "share" and job.current is not None:
             job.current.share = value
         elif kind == "ready":
@@ -359,16 +371,6 @@ class _Crew:
             if job.current is not None:
                 job.current.state = "waiting"
         self._jobs.clear()
-
-
-def _server(threads: int) -> ForkServerContext:
-    """Return what starts processes, forked from a server that has imported torch once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    resource_tracker.ensure_running()  # the server would start it, and unblock interrupts
-    with _variable("OMP_NUM_THREADS", str(threads)), _without_interrupts():
-        forkserver.ensure_running()
-    return context
 
 
 def fate(code: int | None) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 
 from sentinel_bench import plugins, suite
 from sentinel_bench.config import Cell, Scenario
-from sentinel_bench.errors import RunError
-from sentinel_bench.pipeline.worker import _end_with_the_chief
+from sentinel_bench.errors import RunError, SentinelBenchError
+from sentinel_bench.pipeline.worker import end_with_the_chief
 from sentinel_bench.placement import Placement
 from sentinel_bench.runner import Group, Job, message
 
@@ -56,20 +56,25 @@ def work(
 
     Each order is a number and the result of the cell without attack and defense, if it is known.
     What is told: ("hello", None), ("say", text), ("share", of the steps), ("ready", None), and
-    ("over", (folder, result, reason)); without a result the reason says why.
+    ("over", (folder, result, reason)); without a result the reason says why. ("refused", reason)
+    is the last word of a job that cannot begin.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which ends its jobs
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _end_with_the_chief()  # a suite that is killed leaves nobody at work
+    end_with_the_chief()  # a suite that is killed leaves nobody at work
     os.environ.update(environment)
     from sentinel_bench.pipeline.session import prepare
 
     told = Told(pipe)
     told.tell("hello")
     with contextlib.suppress(KeyboardInterrupt):
-        plugins.use(task.files)
-        threads = prepare(scenario.device, task.threads)
-        tokens = suite.load_tokens(scenario, told)
+        try:
+            plugins.use(task.files)
+            threads = prepare(scenario.device, task.threads)
+            tokens = suite.load_tokens(scenario, told)
+        except SentinelBenchError as error:
+            told.tell("refused", str(error))
+            return
         execution = {"threads": threads, "placement": task.placement.record()}
         with suite.opener(task.placement, scenario, tokens, threads) as opened:
             job = Job(tokens, task.out, told, task.commands, execution, {}, opened)

@@ -204,7 +204,7 @@ def run_group(job: Job, scenario: Scenario, cells: Sequence[Cell]) -> list[Finis
         if folder is None:
             finished = group.run(cell)
         else:
-            finished = Finished(cell, folder, rescored(folder), reused=True)
+            finished = Finished(cell, folder, rescored(folder, read_events(folder)), reused=True)
             job.progress.say(f"{title(cell)}: reused {folder}")
         if cell.is_baseline:
             group.baseline = finished.result
@@ -228,9 +228,9 @@ def failed_cells(out: Path) -> dict[str, str]:
     return failed
 
 
-def seconds_of(folder: Path) -> float:
+def seconds_of(events: Sequence[Mapping[str, Any]]) -> float:
     """Return what a finished run took, its own warm-up included; 0 if that is not recorded."""
-    last = read_events(folder)[-1]
+    last = events[-1]
     return float(last.get("seconds") or 0.0) if last["type"] == "end" else 0.0
 
 
@@ -370,12 +370,12 @@ def _finish(
     return content
 
 
-def rescored(folder: Path) -> dict[str, Any]:
+def rescored(folder: Path, events: Sequence[Any]) -> dict[str, Any]:
     """Return the result of a finished cell, scored anew in case the definitions have changed."""
     from sentinel_bench.score import result
 
     stored = read_result(folder) or {}
-    content = result(read_config(folder), read_events(folder), stored.get("provenance", {}))
+    content = result(read_config(folder), events, stored.get("provenance", {}))
     if content != stored:
         save_result(folder, content)
     return content

@@ -223,9 +223,7 @@ def run(
         return []
     check_writable(out)
     threads = prepare(first.device, threads or (1 if placement.several else None))
-    pretrained.check_files(first)  # before the corpus is streamed
     tokens = load_tokens(first, progress)
-    pretrained.check_files(first, tokens.vocab_size)
     known = known_cells(out) if resume else {}
     execution = {"threads": threads, "placement": placement.record()}
     with opener(placement, first, tokens, threads) as opened:
@@ -302,11 +300,14 @@ def load_tokens(scenario: Scenario, progress: Progress) -> Tokens:
     """Return the corpus of a scenario.
 
     Raises:
-        ConfigError: it cannot be read, or is shorter than one sequence.
+        ConfigError: it cannot be read, is shorter than one sequence, or does not fit the
+            pretrained weights, or these are not there.
     """
     from sentinel_bench.data import tokens
     from sentinel_bench.data.batches import Batches
 
+    pretrained.check_files(scenario)  # before the corpus is streamed
     corpus = tokens.load_tokens(scenario.data, progress.say)
+    pretrained.check_files(scenario, corpus.vocab_size)
     Batches.of(corpus, scenario)  # refuses a corpus that is too short
     return corpus

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,14 +14,32 @@ from rich.text import Text
 from sentinel_bench import batch
 from sentinel_bench.batch import Entry, seconds_left
 from sentinel_bench.batch_worker import Work
+from sentinel_bench.cli._output import Reporter
 from sentinel_bench.record import check_writable
-from sentinel_bench.runner import attack_of, title
-from sentinel_bench.suite import Plan
+from sentinel_bench.runner import title
+from sentinel_bench.suite import Plan, load_tokens
+
+if TYPE_CHECKING:
+    from sentinel_bench.data.tokens import Tokens
 
 MARGIN = 8
 """Lines of the terminal that are left for the rest."""
 SIGNS = {"done": "✓", "reused": "=", "failed": "✗", "waiting": "·"}
 STYLES = {"done": "green", "reused": "dim", "failed": "bold red", "running": "yellow"}
+
+
+def look_up(plan: Plan, out: Path, shard: tuple[int, int] = (1, 1)) -> tuple[list[Entry], Tokens]:
+    """Return the cells of a plan with what `out` has of them, and their corpus.
+
+    Raises:
+        ConfigError: the corpus cannot be used.
+    """
+    reporter = Reporter()
+    tokens = load_tokens(plan.groups[0][0], reporter)
+    entries = batch.entries_of(plan, tokens.digest, shard)
+    for note in batch.reuse(entries, out):
+        reporter.say(note)
+    return entries, tokens
 
 
 def work_off(entries: Sequence[Entry], plan: Plan, task: Work, jobs: int) -> None:
@@ -85,10 +105,7 @@ class LiveTable:
 
     def _table(self) -> Table:
         columns = list(dict.fromkeys(e.cell.protection for e in self._entries))
-        rows: dict[str, dict[str, list[Entry]]] = {}
-        for entry in self._entries:
-            row = rows.setdefault(attack_of(entry.cell), {})
-            row.setdefault(entry.cell.protection, []).append(entry)
+        rows = batch.by_attack(self._entries)
         names = list(rows)
         room = max(3, self._console.height - MARGIN)
         if len(names) > room:  # those at work, and their neighbours

@@ -132,9 +132,8 @@ def _outcomes(
 
 def _run(plan: suite.Plan, out: Path, jobs: int | None, threads: int) -> list[Entry]:
     """Run the cells of a plan that `out` does not have yet, corpus by corpus."""
-    from sentinel_bench import batch
     from sentinel_bench.batch_worker import Work
-    from sentinel_bench.cli._live import work_off
+    from sentinel_bench.cli._live import look_up, work_off
 
     corpora: dict[str, suite.Plan] = {}
     for scenario, group in plan.groups:
@@ -142,11 +141,7 @@ def _run(plan: suite.Plan, out: Path, jobs: int | None, threads: int) -> list[En
         part.groups.append((scenario, group))
     done = []
     for part in corpora.values():
-        reporter = _output.Reporter()
-        tokens = suite.load_tokens(part.groups[0][0], reporter)
-        entries = batch.entries_of(part, tokens.digest)
-        for note in batch.reuse(entries, out):
-            reporter.say(note)
+        entries, _ = look_up(part, out)
         task = Work(out, (_output.command(),), threads)
         work_off(entries, part, task, jobs or _options.usual_jobs())
         done += entries

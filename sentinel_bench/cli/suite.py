@@ -14,9 +14,8 @@ from sentinel_bench import batch, suite, tracks
 from sentinel_bench.batch import Entry
 from sentinel_bench.batch_worker import Work
 from sentinel_bench.cli import _options, _output
-from sentinel_bench.cli._live import duration, work_off
+from sentinel_bench.cli._live import duration, look_up, work_off
 from sentinel_bench.errors import ConfigError
-from sentinel_bench.runner import attack_of
 
 
 @click.command("suite")
@@ -58,11 +57,7 @@ def suite_(track: str, **options: Any) -> int:
     suite.check_placement(plan, placement)
     out = options["out"] or Path("runs") / track
     jobs = options["jobs"] or _options.usual_jobs(placement.processes)
-    reporter = _output.Reporter()
-    tokens = suite.load_tokens(plan.groups[0][0], reporter)
-    entries = batch.entries_of(plan, tokens.digest, shard)
-    for note in batch.reuse(entries, out):
-        reporter.say(note)
+    entries, tokens = look_up(plan, out, shard)
     if options["only_failed"]:
         entries = batch.only_failed(entries, out)
     if options["dry_run"]:
@@ -76,8 +71,9 @@ def suite_(track: str, **options: Any) -> int:
 
 def _plan(name: str, options: dict[str, Any]) -> suite.Plan:
     track = tracks.get(name)
-    if options["seeds"] and any(s.startswith("seeds.") for s in options["settings"]):
-        raise ConfigError("--seeds sets all three seeds: leave out --set seeds...")
+    for key, option in (("seeds", "--seeds"), ("threat.mode", "--mode")):
+        if any(s.strip().startswith(key) for s in options["settings"]):
+            raise ConfigError(f"--set {key} would be overruled by the track: use {option}")
     scenario = _options.changed(name, options["settings"], options["device"])
     attacks = _options.components(options["attacks"], track.attacks)
     defenses = _options.components(options["defenses"], track.board)
@@ -143,13 +139,9 @@ def _print(entries: Sequence[Entry], out: Path, *, as_json: bool) -> None:
         _output.print_json([one | two for one, two in zip(told, results, strict=True)])
         return
     columns = list(dict.fromkeys(e.cell.protection for e in entries))
-    rows: dict[str, dict[str, list[Entry]]] = {}
-    for entry in entries:
-        row = rows.setdefault(attack_of(entry.cell), {})
-        row.setdefault(entry.cell.protection, []).append(entry)
     console = _output.stdout()
     table = _output.plain_table(["attack", *columns])
-    for name, row in rows.items():
+    for name, row in batch.by_attack(entries).items():
         table.add_row(name, *(_means(row.get(c, [])) for c in columns))
     console.print("F1 / excess loss, means over seeds")
     console.print(table)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -98,12 +99,8 @@ class LocalCrew(Chief):
             self._abandon()
 
     def _start(self, threads: int, init_method: str) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        resource_tracker.ensure_running()  # the server would start it, and unblock interrupts
-        with _variable("OMP_NUM_THREADS", str(threads)), _without_interrupts():
-            forkserver.ensure_running()
-            environment = dict(os.environ)
+        context = fork_server(threads)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self._beats = context.RawArray("Q", self.size)
         for rank in range(self.size):
             mine, theirs = context.Pipe()
@@ -150,6 +147,16 @@ class LocalCrew(Chief):
 
     def _abandon(self) -> None:
         self._kill()
+
+
+def fork_server(threads: int) -> ForkServerContext:
+    """Return what starts processes, forked from a server that has imported torch once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    resource_tracker.ensure_running()  # the server would start it, and unblock interrupts
+    with _variable("OMP_NUM_THREADS", str(threads)), _without_interrupts():
+        forkserver.ensure_running()
+    return context
 
 
 def _read(rank: int, pipe: Connection, inbox: SimpleQueue[tuple[int, bytes | None]]) -> None:

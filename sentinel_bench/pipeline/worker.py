@@ -165,7 +165,7 @@ def work(
         environment: the chief's.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the chief
-    _end_with_the_chief()
+    end_with_the_chief()
     commands: SimpleQueue[bytes] = SimpleQueue()
     beat = threading.Thread(target=_attend, args=(pipe, commands, beats, post.rank), daemon=True)
     beat.start()
@@ -201,7 +201,7 @@ def _attend(
         os._exit(1)
 
 
-def _end_with_the_chief() -> None:
+def end_with_the_chief() -> None:
     """Let the system kill this process when the chief is gone: a stopped one reads no pipe.
 
     A worker is a child of the fork server. That one ends with the last process that holds its

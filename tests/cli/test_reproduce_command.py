@@ -146,7 +146,7 @@ def test_each_corpus_of_a_table_is_read_for_its_own_rows(
     def batch(entries: Any, plan: Any, *_: Any) -> None:
         run.append({e.key["data"] for e in entries} | {s.data.name for s, _ in plan.groups})
 
-    monkeypatch.setattr("sentinel_bench.suite.load_tokens", load)
+    monkeypatch.setattr("sentinel_bench.cli._live.load_tokens", load)
     monkeypatch.setattr("sentinel_bench.batch.run", batch)
     assert call("reproduce", "table2", "--scale", "paper", "--seeds", "0").status == 0
     assert read == ["c4", "fineweb", "openwebtext"]

@@ -183,6 +183,8 @@ def test_a_cell_that_fails_stops_no_other_and_is_listed_with_its_reason(
         (["smoke", "--seeds", "x"], "--seeds 'x'"),
         (["smoke", "--set", "train.step=3"], "steps"),
         (["smoke", "--set", "nothing"], "is not KEY=VALUE"),
+        (["smoke", "--set", "seeds.model=5"], "use --seeds"),
+        (["smoke", "--set", "threat.mode=gradient"], "use --mode"),
     ],
 )
 def test_mistakes_are_told_in_one_line(call: Call, words: list[str], said: str) -> None:
@@ -190,6 +192,30 @@ def test_mistakes_are_told_in_one_line(call: Call, words: list[str], said: str) 
     assert done.status == 2
     (line,) = done.err.strip().splitlines()
     assert said in line
+    assert not Path("runs").exists()
+
+
+def test_a_device_that_is_not_there_is_told_in_one_line(call: Call, small: list[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = call("suite", *small, *FEW, "--device", "cuda")
+    assert done.status == 2
+    (line,) = done.err.strip().splitlines()
+    assert line.startswith("error: device cuda: torch sees no GPU here")
+    assert find_runs(Path("runs")) == []
+
+
+def test_weights_that_are_not_there_are_told_before_any_cell_is_run(
+    call: Call, small: list[str]
+) -> None:
+    sets = ["--set", "model.pretrained=./nowhere", "--set", "data.tokenizer=./nowhere"]
+    done = call("suite", *small, *FEW, *sets)
+    assert done.status == 2
+    assert done.err.splitlines()[-1].startswith("error: ")
+    assert "nowhere" in done.err
+    assert "Traceback" not in done.err
     assert not Path("runs").exists()
 
 
