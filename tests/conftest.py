@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import signal
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,3 +89,35 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             monkeypatch.setitem(reg._targets, plugin.name, target)
 
     return add
+
+
+@dataclass
+class Outcome:
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Outcome]]:
+    """Return a function that runs `sentinel-bench` with some arguments in this process."""
+    from sentinel_bench import plugins
+    from sentinel_bench.cli import main
+
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def run(*args: object) -> Outcome:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["sentinel-bench", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return Outcome(ended.value.code, *capsys.readouterr())
+
+    yield run
+    signal.signal(signal.SIGTERM, handler)
+    plugins.use(())

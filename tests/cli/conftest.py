@@ -1,48 +1,22 @@
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from sentinel_bench import plugins
-from sentinel_bench.cli import main
 from sentinel_bench.config import Scenario
-
-
-@dataclass
-class Outcome:
-    """What a command left behind."""
-
-    status: int
-    out: str
-    err: str
 
 
 @pytest.fixture
 def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[Callable[..., Outcome]]:
+    command_line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Any]:
     """Return a function that runs the command line in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
-    handler = signal.getsignal(signal.SIGTERM)
-
-    def run(*args: object) -> Outcome:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["sentinel-bench", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert isinstance(ended.value.code, int)
-        return Outcome(ended.value.code, *capsys.readouterr())
-
-    yield run
-    signal.signal(signal.SIGTERM, handler)
-    plugins.use(())
+    return command_line
 
 
 @pytest.fixture

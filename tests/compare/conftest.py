@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sentinel_bench.cli import main
 from sentinel_bench.config import Cell, Component, Scenario
 from sentinel_bench.record import EVENTS, RunFolder
 
@@ -108,29 +105,7 @@ def put(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-@dataclass
-class Outcome:
-    """What a command left behind."""
-
-    status: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Outcome]]:
+def call(command_line: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that runs `sentinel-bench compare` in this process."""
-    handler = signal.getsignal(signal.SIGTERM)
-
-    def run(*args: object) -> Outcome:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["sentinel-bench", "compare", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert isinstance(ended.value.code, int)
-        return Outcome(ended.value.code, *capsys.readouterr())
-
-    yield run
-    signal.signal(signal.SIGTERM, handler)
+    return partial(command_line, "compare")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sentinel_bench import suite, tracks
-from sentinel_bench.cli import main
 from sentinel_bench.config import Component, merge
 from sentinel_bench.provenance import digest
 from sentinel_bench.record import decode
@@ -149,31 +147,11 @@ def forge(entry: Path) -> Callable[[str], Forged]:
     return open_cell
 
 
-@dataclass
-class Outcome:
-    """What a command left behind."""
-
-    status: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[Callable[..., Outcome]]:
+    command_line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Any]:
     """Return a function that runs `sentinel-bench submit` in an empty folder, in this process."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    handler = signal.getsignal(signal.SIGTERM)
-
-    def run(*args: object) -> Outcome:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["sentinel-bench", "submit", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert isinstance(ended.value.code, int)
-        return Outcome(ended.value.code, *capsys.readouterr())
-
-    yield run
-    signal.signal(signal.SIGTERM, handler)
+    return partial(command_line, "submit")
