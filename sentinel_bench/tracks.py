@@ -30,6 +30,8 @@ class Track(Frozen):
         modes, seeds: the modes and seeds of its board; each seed for model, data and threat alike.
         board: the defenses of its board, as `name:key=value`.
         defenses: name of a defense to its tuned settings.
+        every_plugin: a suite also runs every attack that is registered against the default
+            defense, and every defense against the first attack of the board.
     """
 
     summary: str
@@ -39,6 +41,7 @@ class Track(Frozen):
     seeds: list[int] = Field([0, 1, 2], min_length=1)
     board: list[str] = ["averaging", "sentinel", "duplicate-work", DEFENSE]
     defenses: dict[str, dict[str, Any]] = {}
+    every_plugin: bool = False
 
 
 class Benchmark(Frozen):

@@ -9,13 +9,18 @@ from statistics import fmean
 from typing import Any
 
 import click
+from rich.table import Table
 
-from sentinel_bench import batch, suite, tracks
+from sentinel_bench import batch, registry, suite, tracks
 from sentinel_bench.batch import Entry
 from sentinel_bench.batch_worker import Work
 from sentinel_bench.cli import _options, _output
 from sentinel_bench.cli._live import duration, look_up, work_off
+from sentinel_bench.config import Component
 from sentinel_bench.errors import ConfigError
+
+SIDE_BY_SIDE = 6
+"""More defenses than that are not printed side by side."""
 
 
 @click.command("suite")
@@ -80,10 +85,20 @@ def _plan(name: str, options: dict[str, Any]) -> suite.Plan:
     defenses = [d for d in defenses if d != suite.NONE]
     modes = _options.modes(options["modes"]) or track.modes
     seeds = _options.parse_seeds(options["seeds"]) if options["seeds"] else track.seeds
-    tuned = _options.tuned(name, scenario, defenses)
-    return suite.plan_track(
-        scenario, modes, seeds, attacks, defenses, tuned, unprotected=options["unprotected"]
-    )
+    parts = [(attacks, defenses)]
+    if track.every_plugin and not options["attacks"] and not options["defenses"]:
+        every_attack, every_defense = (
+            [Component(name=n) for n in kind.names() if n != "none"]
+            for kind in (registry.attacks, registry.defenses)
+        )
+        first = next(a for a in attacks if a != suite.NONE)
+        parts += [(every_attack, [Component(name=tracks.DEFENSE)]), ([first], every_defense)]
+    tuned = _options.tuned(name, scenario, [d for _, some in parts for d in some])
+    plans = [
+        suite.plan_track(scenario, modes, seeds, *part, tuned, unprotected=options["unprotected"])
+        for part in parts
+    ]
+    return suite.share_warmups(suite.Plan([group for plan in plans for group in plan.groups]))
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -138,19 +153,32 @@ def _print(entries: Sequence[Entry], out: Path, *, as_json: bool) -> None:
         results = (e.result or {} for e in entries)
         _output.print_json([one | two for one, two in zip(told, results, strict=True)])
         return
-    columns = list(dict.fromkeys(e.cell.protection for e in entries))
     console = _output.stdout()
-    table = _output.plain_table(["attack", *columns])
-    for name, row in batch.by_attack(entries).items():
-        table.add_row(name, *(_means(row.get(c, [])) for c in columns))
     console.print("F1 / excess loss, means over seeds")
-    console.print(table)
+    console.print(_table(entries))
     failed = [e for e in entries if e.state == "failed"]
     if failed:
         console.print(f"\n{len(failed)} failed; the same command runs them again")
         for entry in failed:
             console.print(f"{suite.title(entry.cell)}: {entry.reason}", soft_wrap=True)
     console.print(f"\nrecords: {out}", soft_wrap=True)
+
+
+def _table(entries: Sequence[Entry]) -> Table:
+    """Return attacks by defenses; with more defenses than fit side by side, a row for each cell."""
+    columns = list(dict.fromkeys(e.cell.protection for e in entries))
+    rows = batch.by_attack(entries)
+    if len(columns) <= SIDE_BY_SIDE:
+        table = _output.plain_table(["attack", *columns])
+        for name, row in rows.items():
+            table.add_row(name, *(_means(row.get(c, [])) for c in columns))
+        return table
+    table = _output.plain_table(["attack", "defense", "F1 / excess loss"])
+    table.columns[1].justify = "left"
+    for name, row in rows.items():
+        for column, some in row.items():
+            table.add_row(name, column, _means(some))
+    return table
 
 
 def _means(entries: Sequence[Entry]) -> str:

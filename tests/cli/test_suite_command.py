@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from sentinel_bench import registry
 from sentinel_bench.record import find_finished, find_runs, read_config, read_events, read_result
 
 Call = Callable[..., Any]
@@ -74,6 +76,19 @@ def finished(out: Path) -> dict[str, list[dict[str, Any]]]:
     found = find_finished(out)
     assert set(found) == set(keys)
     return {key: timeless(folder) for key, folder in found.items()}
+
+
+def test_smoke_runs_every_plugin(call: Call, small: list[str]) -> None:
+    done = call("suite", *small, "--no-unprotected", "--jobs", "2", "--json")
+    assert done.status == 0, done.err
+    cells = [row["cell"] for row in json.loads(done.out)]
+    names = {(cell["attack"].split(":")[0], cell["defense"].split(":")[0]) for cell in cells}
+    assert names >= {(attack, "cascade") for attack in registry.attacks.names()}
+    assert names >= {
+        ("zeros", defense) for defense in registry.defenses.names() if defense != "none"
+    }
+    table = call("suite", *small, "--no-unprotected").out
+    assert re.search(r"^swap +cascade +\d+ / [+-]\d", table, re.MULTILINE), table
 
 
 def test_all_cells_are_run_and_each_is_the_run_alone(call: Call, small: list[str]) -> None:
