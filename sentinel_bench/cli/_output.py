@@ -31,8 +31,14 @@ def print_json(data: Any) -> None:
 
 
 def command() -> str:
-    """Return what the user typed."""
-    return shlex.join(["sentinel-bench", *sys.argv[1:]])
+    """Return what the user typed, but for `--out`: the place is of this machine alone."""
+    words, kept = iter(sys.argv[1:]), []
+    for word in words:
+        if word == "--out":
+            next(words, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return shlex.join(["sentinel-bench", *kept])
 
 
 def print_plan(plan: Plan, *, as_json: bool) -> None:

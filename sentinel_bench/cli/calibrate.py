@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +63,7 @@ def _test(
         plan,
         options["out"],
         progress,
-        commands=[shlex.join(["sentinel-bench", *sys.argv[1:]])],
+        commands=[_output.command()],
         threads=options["threads"],
     )
     return [f for f in finished if not f.cell.is_baseline]

@@ -9,6 +9,7 @@ other one left beats. It shares the rank of the first of the group before it, un
 it. A broken run without a number for its damage (the model diverged, or no worker was left) counts
 as more damage than any number. Not ranked: who lacks a cell of the complete set of the track, or a
 seed of it, or has banned more than 1 % of the workers without an attack. Other seeds do not count.
+Broken runs are those under attack that ended in the outcome `broken`, attackers found or not.
 """
 
 DEFINITIONS = """\

@@ -91,7 +91,7 @@ def _ranking(ranking: Row, numbered: bool) -> Iterable[str]:
     place = f" \\[{ranking['setting']}\\]" * numbered
     titles = (
         *("rank", "defense", "worst undetected damage", "by", "F1 there"),
-        *("mean F1", "relative TPS", "false bans", "cells", "remark"),
+        *("mean F1", "broken runs", "relative TPS", "false bans", "cells", "remark"),
     )
     yield f"## Ranking of the defenses{place}"
     yield _table([titles, *map(_ranked_defense, ranking["defenses"])], left=2)
@@ -121,6 +121,7 @@ def _ranked_defense(entry: Row) -> Sequence[str]:
             else (_harm(worst["damage"], "ranked", "+.3f"), _at(worst), _interval(worst["f1"]))
         ),
         _interval(entry["mean_f1"]),
+        f"{entry['broken']} of {entry['attacked']}",
         _spread("relative_tps", speed, ".2f", speed["n"]),
         _interval(entry["false_bans"]),
         f"{entry['cells']} of {entry['of']}",

@@ -69,7 +69,8 @@ def rankings(
 
     Each entry has `rank` (None: it has none), `tie`, `status` ("ranked", "missing" or
     "disqualified") and `reason`. Numbers are means over seeds with intervals, without a mean where
-    a run has no number; false bans are workers. `cells` are those complete, `of` the whole set.
+    a run has no number; false bans are workers. `cells` are those complete, `of` the whole set;
+    `broken` of the `attacked` runs have the outcome broken, whatever their recall.
 
     Args:
         results: of one track, one for each cell and seeds.
@@ -175,6 +176,13 @@ def _defense(name: str, cells: Mapping[Line, Cell], asked: _Asked) -> Contender:
     worst = max(
         attacked, key=lambda at: (fmean(attacked[at].damage), -fmean(attacked[at].f1)), default=None
     )
+    runs = [
+        cell[s]
+        for line, cell in cells.items()
+        if line[0] != "none"
+        for s in asked.seeds
+        if s in cell
+    ]
     unharmed = list(filter(_is_valid, cells.get(("none", ""), {}).values()))
     status, reason = _standing(name, unharmed, lacking)
     f1 = _over_cells([numbers.f1 for numbers in attacked.values()])
@@ -190,6 +198,8 @@ def _defense(name: str, cells: Mapping[Line, Cell], asked: _Asked) -> Contender:
         "mean_f1": interval(f1),
         "relative_tps": interval(speed),
         "false_bans": interval(_known(item.scores["false_bans"] for item in unharmed)),
+        "broken": sum(map(_is_broken, runs)),
+        "attacked": sum(map(_is_valid, runs)),
         "cells": len(found),
         "of": len(asked.lines),
     }  # fmt: skip
@@ -258,6 +268,10 @@ def _is_valid(item: Result) -> bool:
     return item.outcome != "invalid"
 
 
+def _is_broken(item: Result) -> bool:
+    return _is_valid(item) and (item.diverged or item.outcome == "broken")
+
+
 def _damage(item: Result) -> float | None:
     recall = item.scores["recall"]
     if recall is None or recall >= RECALL_FLOOR:
@@ -268,8 +282,7 @@ def _damage(item: Result) -> float | None:
 def _loss(item: Result, name: str) -> float | None:
     """Return a loss, inf where a broken run has none."""
     value = item.scores[name]
-    broken = item.diverged or item.outcome == "broken"
-    return math.inf if value is None and broken else value
+    return math.inf if value is None and _is_broken(item) else value
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -21,7 +21,7 @@ from sentinel_bench.api import (
     Knowledge,
 )
 from sentinel_bench.attacks import ATTACKS
-from sentinel_bench.cli import cli
+from sentinel_bench.cli import _output, cli
 from sentinel_bench.config import Frozen
 from sentinel_bench.defenses import DEFENSES
 from sentinel_bench.record import find_runs
@@ -319,3 +319,13 @@ def test_the_table_is_plain_text_without_a_terminal(tiny: Tiny, call: Call) -> N
     assert done.exit_code == 0
     assert "\x1b" not in done.stdout + done.stderr
     assert len(done.stdout.splitlines()[1]) > 80
+
+
+@pytest.mark.parametrize("out", [["--out", "/home/me/runs"], ["--out=/home/me/runs"]])
+def test_the_recorded_command_does_not_tell_where_runs_are(
+    monkeypatch: pytest.MonkeyPatch, out: list[str]
+) -> None:
+    words = ["run", "--attack", "bias:sigma=1", *out, "--set", "data.name=two words", "--resume"]
+    monkeypatch.setattr("sys.argv", ["x", *words])
+    wanted = "sentinel-bench run --attack bias:sigma=1 --set 'data.name=two words' --resume"
+    assert _output.command() == wanted

@@ -97,7 +97,18 @@ def test_defenses_stand_in_the_order_of_their_worst_damage(full: Put, tmp_path: 
     assert first["mean_f1"] == worst["f1"] == {"mean": 0.0, "half": 0.0, "n": 3}
     assert first["false_bans"] == {"mean": 0.0, "half": 0.0, "n": 3}
     assert first["relative_tps"]["mean"] == 1.0
+    assert (first["broken"], first["attacked"]) == (0, 3)
     assert (first["status"], first["reason"], first["cells"], first["of"]) == ("ranked", "", 2, 2)
+
+
+def test_broken_runs_are_counted_also_where_the_attackers_were_found(
+    put: Put, tmp_path: Path
+) -> None:
+    put("a", "none", outcome="broken")  # not attacked
+    outcomes = ["broken", "defended", "invalid", "broken"]  # the last seed is not of the track
+    put("a", seeds=4, recall=90.0, outcome=outcomes)
+    (entry,) = ranking(tmp_path)["defenses"]
+    assert (entry["broken"], entry["attacked"]) == (1, 2)
 
 
 def test_a_difference_within_the_spread_is_a_tie(full: Put, tmp_path: Path) -> None:
@@ -403,15 +414,16 @@ def test_the_board_begins_with_the_ranks(full: Put, put: Put, tmp_path: Path) ->
     start = lines.index(titles[0])
     assert lines[start + 4 : start + 9] == [
         "| 1= | good | +0.000 ± 0.000 | zeros (activation) | 100.0 ± 0.0 | 100.0 ± 0.0 "
-        "| 0.75 ± 0.00 | 0.0 ± 0.0 | 2 of 2 |  |",
+        "| 0 of 3 | 0.75 ± 0.00 | 0.0 ± 0.0 | 2 of 2 |  |",
         "| 1= | good2 | +0.000 ± 0.000 | zeros (activation) | 100.0 ± 0.0 | 100.0 ± 0.0 "
-        "| 0.75 ± 0.00 | 0.0 ± 0.0 | 2 of 2 |  |",
+        "| 0 of 3 | 0.75 ± 0.00 | 0.0 ± 0.0 | 2 of 2 |  |",
         "| 3 | b\\|ad | +0.300 ± 0.248 | zeros (activation) | 0.0 ± 0.0 | 0.0 ± 0.0 "
-        "| 1.00 ± 0.00 | 0.0 ± 0.0 | 2 of 2 |  |",
-        "| – | late | – | – | – | – | 1.00 ± 0.00 | 0.0 ± 0.0 | 1 of 2 "  # noqa: RUF001
+        "| 0 of 3 | 1.00 ± 0.00 | 0.0 ± 0.0 | 2 of 2 |  |",
+        "| – | late | – | – | – | – | 0 of 0 | 1.00 ± 0.00 | 0.0 ± 0.0 | 1 of 2 "  # noqa: RUF001
         "| not measured: zeros (activation) |",
         "| – | none | no number | zeros (activation) | 0.0 ± 0.0 | 0.0 ± 0.0 "  # noqa: RUF001
-        "| 1.00 ± 0.00 | 0.0 ± 0.0 | 2 of 2 | for reference: the model without a defense |",
+        "| 3 of 3 | 1.00 ± 0.00 | 0.0 ± 0.0 | 2 of 2 "
+        "| for reference: the model without a defense |",
     ]
     start = lines.index(titles[1])
     assert lines[start + 2] == "By the excess loss that they do to good, the best."

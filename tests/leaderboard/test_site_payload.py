@@ -240,7 +240,7 @@ def test_rankings_are_put_in_words_and_order_what_gets_through(save: Any, tmp_pa
     known = {"mean": 0.5, "half": 0.125, "n": 3}
     item = {
         "tie": False, "status": "ranked", "reason": "", "mean_f1": known, "relative_tps": known,
-        "false_bans": EMPTY, "cells": 3, "of": 3,
+        "false_bans": EMPTY, "broken": 0, "attacked": 3, "cells": 3, "of": 3,
         "worst": {"attack": "delay", "mode": "activation", "damage": known, "f1": known},
     }  # fmt: skip
     attack = {"rank": 1, "tie": False, "attack": "delay", "mode": "", "status": "ranked",
