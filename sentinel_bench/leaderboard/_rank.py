@@ -176,13 +176,8 @@ def _defense(name: str, cells: Mapping[Line, Cell], asked: _Asked) -> Contender:
     worst = max(
         attacked, key=lambda at: (fmean(attacked[at].damage), -fmean(attacked[at].f1)), default=None
     )
-    runs = [
-        cell[s]
-        for line, cell in cells.items()
-        if line[0] != "none"
-        for s in asked.seeds
-        if s in cell
-    ]
+    attacks = [cells.get(line, {}) for line in asked.lines if line[0] != "none"]
+    runs = [cell[seeds] for cell in attacks for seeds in asked.seeds if seeds in cell]
     unharmed = list(filter(_is_valid, cells.get(("none", ""), {}).values()))
     status, reason = _standing(name, unharmed, lacking)
     f1 = _over_cells([numbers.f1 for numbers in attacked.values()])
